@@ -1,0 +1,100 @@
+"""Run the whole demo: the database, the sample data, the shop and a worker, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+# `runjobs` drains and hands back within 27 s; what is still there after that is ended.
+PATIENCE = 30.0
+
+WELCOME = """
+  The shop    http://127.0.0.1:{port}/
+  The admin   http://127.0.0.1:{port}/admin/   {login}
+
+  1. Order something and watch its jobs on the order's page.
+  2. There, press "Call the flaky webhook": it fails twice, then works.
+  3. On the first page, start a stock take; watch and cancel it in the admin.
+  4. The receipts are files in {mail}.
+
+  Ctrl-C ends both processes.
+"""
+
+
+class StopDemoError(Exception):
+    """A signal asked the demo to end."""
+
+
+class Command(BaseCommand):
+    """Keep `runserver` and `runjobs` as two children and end them together."""
+
+    help = "Migrate, add sample data, then run the shop and a worker until Ctrl-C."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Take the port of the shop."""
+        parser.add_argument("--port", type=int, default=8000, help="the shop's port on 127.0.0.1 (default 8000)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """See the module."""
+        port: int = options["port"]
+        self._refuse_a_taken_port(port)
+        call_command("migrate", verbosity=0, interactive=False)
+        call_command("demo_data", stdout=self.stdout)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        children: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            children["runserver"] = self._start("runserver", f"127.0.0.1:{port}", "--noreload", "--skip-checks")
+            children["runjobs"] = self._start("runjobs")
+            login = "login: admin, password: admin" if settings.DEBUG else ""
+            self.stdout.write(WELCOME.format(port=port, login=login, mail=os.path.relpath(settings.EMAIL_FILE_PATH)))
+            self._wait(children)
+        except StopDemoError:
+            self.stdout.write("Stopping ...")
+        finally:
+            self._end(children)
+
+    def _refuse_a_taken_port(self, port: int) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except (OSError, OverflowError) as error:
+                raise CommandError(f"Port {port} cannot be used ({error}); choose another one with --port.") from error
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        # A session of its own: a Ctrl-C in the terminal then reaches only this process, which tells each child once. A
+        # second signal would make runjobs end without draining.
+        return subprocess.Popen([sys.executable, sys.argv[0], *arguments], start_new_session=True)  # noqa: S603
+
+    def _wait(self, children: dict[str, subprocess.Popen[bytes]]) -> None:
+        while True:
+            for name, child in children.items():
+                if child.poll() is not None:
+                    raise CommandError(f"{name} ended by itself with code {child.returncode}; see its lines above.")
+            time.sleep(0.3)
+
+    def _end(self, children: dict[str, subprocess.Popen[bytes]]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        for child in children.values():
+            if child.poll() is None:
+                child.terminate()
+        for child in children.values():
+            try:
+                child.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def _stop(self, number: int, frame: object) -> None:
+        raise StopDemoError
