@@ -1,0 +1,58 @@
+"""The database's clock, so that many machines agree what time it is; everybody that needs `now` asks here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import connections
+
+# Fresh enough by both clocks: the monotonic one stands still while some hosts sleep, the wall clock can be set.
+MAX_AGE = 60.0
+
+_QUERIES = {
+    "postgresql": "SELECT extract(epoch FROM clock_timestamp())::float8",
+    "mysql": "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6)) / 1e6",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    offset: float  # database epoch seconds minus time.monotonic()
+    monotonic: float
+    wall: float
+
+
+_readings: dict[str, _Reading] = {}
+
+
+def refresh(using: str) -> None:
+    """Measure the offset of the database clock to this process's monotonic clock; one short query.
+
+    The middle of the round trip is taken as the moment of the answer. SQLite has no server: its host's clock is read.
+    """
+    connection = connections[using]
+    query = _QUERIES.get(connection.vendor)
+    if query is None:
+        return
+    before = time.monotonic()
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        epoch = float(cursor.fetchone()[0])
+    after = time.monotonic()
+    _readings[using] = _Reading(epoch - (before + after) / 2, after, time.time())
+
+
+def now(using: str) -> datetime:
+    """Return the database's time as an aware UTC datetime; asks the database when the last answer is over 60 s old."""
+    if connections[using].vendor not in _QUERIES:
+        return datetime.now(UTC)
+    reading = _readings.get(using)
+    if reading is None or time.monotonic() - reading.monotonic > MAX_AGE or abs(time.time() - reading.wall) > MAX_AGE:
+        refresh(using)
+        reading = _readings[using]
+    return EPOCH + timedelta(seconds=time.monotonic() + reading.offset)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

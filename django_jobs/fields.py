@@ -1,0 +1,94 @@
+"""Column types the models share: instants in UTC, strict JSON, and time-ordered ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.utils import timezone
+
+from django_jobs.conf import get_settings
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+_lock = threading.Lock()
+_last_tick = 0
+
+
+def uuid7() -> uuid.UUID:
+    """Return a UUID version 7 (RFC 9562), strictly increasing within this process.
+
+    48 bits of Unix milliseconds, then 12 bits of the fraction of the millisecond in place of rand_a (method 3 of section
+    6.2), then 62 random bits. Ids made one after the other sort in that order, which makes them the last word on
+    first-in, first-out.
+    """
+    global _last_tick
+    tick = time.time_ns() * 4096 // 1_000_000
+    with _lock:
+        tick = max(tick, _last_tick + 1)
+        _last_tick = tick
+    millis, fraction = divmod(tick, 4096)
+    random = int.from_bytes(os.urandom(8), "big") >> 2
+    return uuid.UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | random)
+
+
+def from_database(value: datetime, connection: BaseDatabaseWrapper) -> datetime:
+    """Return a datetime read from a column as an aware UTC one.
+
+    With USE_TZ=False PostgreSQL hands out naive values in the connection's time zone (the one hour a year that exists
+    twice there is read as its first pass); elsewhere the naive value is UTC, as UTCDateTimeField stored it.
+    """
+    if timezone.is_naive(value):
+        if connection.vendor == "postgresql":
+            value = value.replace(tzinfo=timezone.get_default_timezone())
+        else:
+            return value.replace(tzinfo=UTC)
+    return value if value.tzinfo is UTC else value.astimezone(UTC)
+
+
+def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
+    """Return an aware datetime in the form the driver of this connection takes."""
+    if not get_settings().use_tz and connection.vendor != "postgresql":
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    return connection.ops.adapt_datetimefield_value(value)
+
+
+class UTCDateTimeField(models.DateTimeField):
+    """An instant: aware and in UTC on the Python side whatever USE_TZ says, so that stored times never shift with it."""
+
+    def from_db_value(
+        self, value: datetime | None, expression: Any, connection: BaseDatabaseWrapper
+    ) -> datetime | None:
+        return None if value is None else from_database(value, connection)
+
+    def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
+        if isinstance(value, datetime) and timezone.is_aware(value):
+            return to_database(value, connection)
+        return super().get_db_prep_value(value, connection, prepared)
+
+
+class StrictJSONEncoder(json.JSONEncoder):
+    """Plain JSON in ASCII: NaN and Infinity raise ValueError, since only some databases refuse them."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "allow_nan": False})
+
+
+class StrictJSONField(models.JSONField):
+    """A JSONField that holds strict JSON only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("encoder", StrictJSONEncoder)
+        super().__init__(*args, **kwargs)
+
+    def deconstruct(self) -> Any:
+        name, path, args, kwargs = super().deconstruct()
+        kwargs.pop("encoder", None)
+        return name, path, args, kwargs

@@ -1,0 +1,261 @@
+"""The tables: executions (the outbox), the state of jobs and queues, workers and statistics."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from django.db import models, router
+from django.utils.translation import gettext_lazy as _
+
+from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, uuid7
+from django_jobs.querysets import ExecutionQuerySet, WorkerQuerySet
+from django_jobs.states import FINAL, Status
+
+NAME_LENGTH = 200
+QUEUE_LENGTH = 100
+
+
+def jobs_alias() -> str:
+    """Return the alias of the database that holds the executions, as the project's routers say for writes."""
+    return router.db_for_write(JobExecution)
+
+
+class JobExecution(models.Model):
+    """One run of a job that was asked for: a row of the outbox, from push to its end."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    job_name = models.CharField(_("job"), max_length=NAME_LENGTH)
+    queue = models.CharField(_("queue"), max_length=QUEUE_LENGTH, default="default")
+    status = models.CharField(_("status"), max_length=16, choices=Status.choices)
+    # The negated priority, so that the claim index is ascending throughout.
+    rank = models.SmallIntegerField(_("rank"), default=0)
+    payload = StrictJSONField(_("payload"), default=dict)
+    key = models.CharField(_("key"), max_length=255, blank=True, default="")
+    key_digest = models.CharField(max_length=64, blank=True, default="", editable=False)
+    # The digest while the row is live and NULL afterwards: the unique index over it is the dedup promise.
+    active_key = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001 - NULLs are distinct
+    organization_id = models.CharField(_("organization"), max_length=64, null=True, blank=True)  # noqa: DJ001
+    context = StrictJSONField(default=dict, editable=False)
+    attempt = models.PositiveIntegerField(_("attempt"), default=0)
+    max_attempts = models.PositiveIntegerField(_("attempts allowed"), default=1)
+    # The fence: one more at every claim; a worker that holds an older number can change nothing.
+    run_no = models.PositiveBigIntegerField(default=0, editable=False)
+    scheduled_at = UTCDateTimeField(_("due"))
+    tick_at = UTCDateTimeField(_("cron tick"), null=True)
+    parked_reason = models.CharField(_("parked"), max_length=32, blank=True, default="")
+    created_at = UTCDateTimeField(_("created"))
+    updated_at = UTCDateTimeField(_("updated"))
+    hinted_at = UTCDateTimeField(editable=False)
+    started_at = UTCDateTimeField(_("started"), null=True)
+    completed_at = UTCDateTimeField(_("completed"), null=True)
+    worker_id = models.UUIDField(_("worker"), null=True)
+    cancel_requested_at = UTCDateTimeField(_("cancel asked for"), null=True)
+    error = models.TextField(_("last error"), blank=True, default="")
+    errors = StrictJSONField(_("errors"), default=list)
+    fingerprint = models.CharField(max_length=32, blank=True, default="", editable=False)
+    logs = StrictJSONField(_("logs"), default=list)
+    result = StrictJSONField(_("result"), null=True)
+    progress = StrictJSONField(_("progress"), null=True)
+    triggered_by = models.CharField(max_length=255, blank=True, default="")
+    triggered_by_name = models.CharField(_("pushed by"), max_length=255, blank=True, default="")
+    cancelled_by = models.CharField(max_length=255, blank=True, default="")
+    cancelled_by_name = models.CharField(_("cancelled by"), max_length=255, blank=True, default="")
+    retried_by = models.CharField(max_length=255, blank=True, default="")
+    retried_by_name = models.CharField(_("retried by"), max_length=255, blank=True, default="")
+    retried_at = UTCDateTimeField(_("retried"), null=True)
+    copied_from = models.UUIDField(_("copy of"), null=True)
+    rescues = models.PositiveSmallIntegerField(_("rescues"), default=0)
+
+    objects = ExecutionQuerySet.as_manager()
+
+    # Whether this push made the row (False: its key found a live one); None on rows that were not just pushed.
+    created: bool | None = None
+    _payload_json: str | None = None
+
+    class Meta:
+        verbose_name = _("execution")
+        verbose_name_plural = _("executions")
+        default_permissions = ("view", "delete")
+        permissions = [
+            ("trigger_jobexecution", "Can push or trigger jobs"),
+            ("retry_jobexecution", "Can retry executions"),
+            ("cancel_jobexecution", "Can cancel executions"),
+            ("pause_jobexecution", "Can pause and resume jobs and queues"),
+            ("purge_jobexecution", "Can purge executions of unregistered jobs"),
+        ]
+        # Those over live rows (claim, due, owner) are made by the migration, conditional where the database can.
+        indexes = [
+            models.Index(fields=["job_name", "status", "completed_at"], name="django_jobs_retention"),
+            models.Index(fields=["status", "id"], name="django_jobs_list"),
+            models.Index(fields=["key_digest"], name="django_jobs_key"),
+            models.Index(fields=["job_name", "fingerprint"], name="django_jobs_fingerprint"),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["job_name", "active_key"], name="django_jobs_active_key"),
+            models.CheckConstraint(
+                condition=models.Q(status__in=sorted(FINAL), completed_at__isnull=False)
+                | (~models.Q(status__in=sorted(FINAL)) & models.Q(completed_at__isnull=True)),
+                name="django_jobs_completed_iff_final",
+            ),
+            models.CheckConstraint(
+                condition=~models.Q(status__in=sorted(FINAL)) | models.Q(active_key__isnull=True),
+                name="django_jobs_final_frees_key",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(rank__gte=-100, rank__lte=100), name="django_jobs_priority_range"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.job_name} {self.id}"
+
+    @property
+    def priority(self) -> int:
+        """The priority, -100..100, higher first."""
+        return -self.rank
+
+    @property
+    def payload_json(self) -> str:
+        """The payload as JSON text, as the database returned it where that is known."""
+        if self._payload_json is None:
+            self._payload_json = json.dumps(self.payload, cls=StrictJSONEncoder)
+        return self._payload_json
+
+    @property
+    def is_final(self) -> bool:
+        """Whether only a person can move this row again."""
+        return self.status in FINAL
+
+    @property
+    def is_cancelling(self) -> bool:
+        """Whether a cancel was asked for that the handler has not obeyed yet."""
+        return self.status == Status.RUNNING and self.cancel_requested_at is not None
+
+    @property
+    def duration(self) -> timedelta | None:
+        """How long the last attempt took; None before it ended."""
+        if self.started_at is None or self.completed_at is None:
+            return None
+        return self.completed_at - self.started_at
+
+    def cancel(self, *, by: Any = None) -> JobExecution:
+        """Cancel a waiting row at once, mark a running one; raise WrongStatus when it is finished or gone."""
+        from django_jobs import services
+
+        return services.cancel(self, by=by)
+
+    async def acancel(self, *, by: Any = None) -> JobExecution:
+        """See cancel()."""
+        from django_jobs import services
+
+        return await services.acancel(self, by=by)
+
+    def retry(self, *, by: Any = None) -> JobExecution:
+        """Queue a failed or cancelled row again with its own payload; raise WrongStatus or KeyTaken."""
+        from django_jobs import services
+
+        return services.retry(self, by=by)
+
+    async def aretry(self, *, by: Any = None) -> JobExecution:
+        """See retry()."""
+        from django_jobs import services
+
+        return await services.aretry(self, by=by)
+
+
+class JobState(models.Model):
+    """What all processes share about one job: its cron cursor, its pause and its last skipped tick."""
+
+    job_name = models.CharField(_("job"), max_length=NAME_LENGTH, primary_key=True)
+    schedule = models.CharField(_("schedule"), max_length=255, blank=True, default="")
+    last_tick_at = UTCDateTimeField(_("last tick"), null=True)
+    paused_at = UTCDateTimeField(_("paused"), null=True)
+    paused_by = models.CharField(max_length=255, blank=True, default="")
+    paused_by_name = models.CharField(_("paused by"), max_length=255, blank=True, default="")
+    last_skip_at = UTCDateTimeField(_("last skipped tick"), null=True)
+    last_skip_reason = models.CharField(_("why it was skipped"), max_length=16, blank=True, default="")
+    skips = models.PositiveBigIntegerField(_("skipped ticks"), default=0)
+
+    class Meta:
+        verbose_name = _("job state")
+        verbose_name_plural = _("job states")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.job_name
+
+
+class QueueState(models.Model):
+    """Whether a queue is paused."""
+
+    queue = models.CharField(_("queue"), max_length=QUEUE_LENGTH, primary_key=True)
+    paused_at = UTCDateTimeField(_("paused"), null=True)
+    paused_by = models.CharField(max_length=255, blank=True, default="")
+    paused_by_name = models.CharField(_("paused by"), max_length=255, blank=True, default="")
+
+    class Meta:
+        verbose_name = _("queue state")
+        verbose_name_plural = _("queue states")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.queue
+
+
+class Worker(models.Model):
+    """One process that runs, stages or schedules jobs: a new row at every boot, kept fresh by its heartbeat."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    host = models.CharField(_("host"), max_length=255)
+    pid = models.PositiveIntegerField(_("process id"))
+    version = models.CharField(_("version"), max_length=64, blank=True, default="")
+    roles = StrictJSONField(_("roles"), default=list)
+    queues = StrictJSONField(_("queues"), null=True)
+    names = StrictJSONField(_("jobs it knows"), default=list)
+    slots = models.PositiveIntegerField(_("slots"), default=0)
+    memory = models.PositiveBigIntegerField(_("memory"), null=True)
+    started_at = UTCDateTimeField(_("started"))
+    heartbeat_at = UTCDateTimeField(_("last heartbeat"))
+    suspected_at = UTCDateTimeField(null=True, editable=False)
+    stopped_at = UTCDateTimeField(_("stopped"), null=True)
+    stop_reason = models.CharField(_("why it stopped"), max_length=255, blank=True, default="")
+
+    objects = WorkerQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.host} pid {self.pid}"
+
+
+class JobStat(models.Model):
+    """Counts and histograms of ended runs, one row for each span of time, worker, job, queue and outcome."""
+
+    id = models.BigAutoField(primary_key=True)
+    span = models.CharField(max_length=8)
+    bucket = UTCDateTimeField()
+    worker_id = models.UUIDField()
+    job_name = models.CharField(max_length=NAME_LENGTH)
+    queue = models.CharField(max_length=QUEUE_LENGTH)
+    outcome = models.CharField(max_length=16)
+    count = models.PositiveBigIntegerField(default=0)
+    wait = StrictJSONField(default=dict)
+    run = StrictJSONField(default=dict)
+
+    class Meta:
+        verbose_name = _("statistic")
+        verbose_name_plural = _("statistics")
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(
+                fields=["span", "bucket", "worker_id", "job_name", "queue", "outcome"], name="django_jobs_stat"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.job_name} {self.outcome} {self.bucket}"

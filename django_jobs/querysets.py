@@ -1,0 +1,102 @@
+"""The vocabulary of reads over executions and workers; nothing here writes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+from django.apps import apps
+from django.db import models
+from django.db.models import Exists, OuterRef, Q
+
+from django_jobs.states import FINAL, LIVE, Status
+
+if TYPE_CHECKING:
+    from django_jobs.models import JobExecution, Worker
+
+    ExecutionBase = models.QuerySet[JobExecution]
+    WorkerBase = models.QuerySet[Worker]
+else:
+    ExecutionBase = models.QuerySet
+    WorkerBase = models.QuerySet
+
+
+def key_digest(organization_id: str | None, key: str) -> str:
+    """Return the fixed-length digest of a dedup key within its organization, exact under every collation."""
+    # The length prefix keeps ("a", "bc") apart from ("ab", "c"); no organization is not the organization "".
+    scope = "-" if organization_id is None else f"{len(organization_id)}:{organization_id}"
+    return hashlib.blake2b(f"{scope}\n{key}".encode(), digest_size=24).hexdigest()
+
+
+class ExecutionQuerySet(ExecutionBase):
+    """Executions by where they stand."""
+
+    def pending(self) -> Self:
+        """Rows a worker may claim now."""
+        return self.filter(status=Status.PENDING)
+
+    def running(self) -> Self:
+        """Rows a worker owns."""
+        return self.filter(status=Status.RUNNING)
+
+    def scheduled(self) -> Self:
+        """Rows that wait for their time, a retry or the end of a pause."""
+        return self.filter(status=Status.SCHEDULED)
+
+    def live(self) -> Self:
+        """Rows that are not finished."""
+        return self.filter(status__in=LIVE)
+
+    def finished(self) -> Self:
+        """Rows that only a person can move again."""
+        return self.filter(status__in=FINAL)
+
+    def parked(self) -> Self:
+        """Scheduled rows set aside for a reason other than their time."""
+        return self.scheduled().exclude(parked_reason="")
+
+    def due(self, now: datetime) -> Self:
+        """Scheduled rows whose time has come, by priority; parked ones wait for their reason to go."""
+        return self.scheduled().filter(parked_reason="", scheduled_at__lte=now)
+
+    def of_worker(self, worker_id: UUID) -> Self:
+        """Running rows the table gives to this worker."""
+        return self.running().filter(worker_id=worker_id)
+
+    def without_owner(self, dead: Iterable[UUID]) -> Self:
+        """Running rows whose worker is among `dead`, is not registered at all, or was never written."""
+        known = apps.get_model("django_jobs", "Worker")._default_manager.filter(pk=OuterRef("worker_id"))
+        return self.running().filter(Q(worker_id__isnull=True) | Q(worker_id__in=list(dead)) | ~Exists(known))
+
+    def stale(self, hinted_before: datetime) -> Self:
+        """Pending rows whose last hint is older than `hinted_before`."""
+        return self.pending().filter(hinted_at__lt=hinted_before)
+
+    def with_key(self, organization_id: str | None, key: str) -> Self:
+        """Rows pushed with this dedup key, live or not."""
+        return self.filter(key_digest=key_digest(organization_id, key))
+
+    def delete_finished(self) -> int:
+        """Delete the finished rows of this set in one statement and return how many; live rows stay."""
+        # No collector: these rows have no relations, and loading a million of them to ask would be the cost of a trim.
+        return self.finished()._raw_delete(self.db)
+
+
+class WorkerQuerySet(WorkerBase):
+    """Workers by their heartbeat."""
+
+    def fresh(self, now: datetime, lost_after: float) -> Self:
+        """Workers that beat within `lost_after` seconds and did not stop."""
+        return self.filter(stopped_at__isnull=True, heartbeat_at__gt=now - timedelta(seconds=lost_after))
+
+    def silent(self, now: datetime, lost_after: float) -> Self:
+        """Workers that did not beat within `lost_after` seconds, and those that said they stopped."""
+        return self.exclude(stopped_at__isnull=True, heartbeat_at__gt=now - timedelta(seconds=lost_after))
+
+
+def count_by(queryset: models.QuerySet[Any], field: str) -> dict[Any, int]:
+    """Return how many rows of the set have each value of `field`, in one aggregate."""
+    return dict(queryset.order_by().values_list(field).annotate(n=models.Count("pk")))

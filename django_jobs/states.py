@@ -1,0 +1,66 @@
+"""The statuses of an execution and the legal moves between them; read by the models, the verbs, the admin and the docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
+
+
+class Status(TextChoices):
+    """Where an execution stands; each comment says who moves a row out of it."""
+
+    PENDING = "pending", _("pending")  # a worker, by claiming it
+    RUNNING = "running", _("running")  # the worker that owns it, or a rescue when that worker is dead
+    SCHEDULED = "scheduled", _("scheduled")  # stage, when it is due and not parked
+    OK = "ok", _("ok")  # nobody
+    ERROR = "error", _("error")  # a person, by retrying it
+    CANCELLED = "cancelled", _("cancelled")  # a person, by retrying it
+
+
+FINAL: frozenset[Status] = frozenset({Status.OK, Status.ERROR, Status.CANCELLED})
+LIVE: frozenset[Status] = frozenset({Status.PENDING, Status.RUNNING, Status.SCHEDULED})
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One legal move: the verb that makes it, the statuses it starts from and those it may end in."""
+
+    verb: str
+    sources: frozenset[Status]
+    targets: frozenset[Status]
+
+
+def _move(verb: str, sources: set[Status], targets: set[Status]) -> tuple[str, Transition]:
+    return verb, Transition(verb, frozenset(sources), frozenset(targets))
+
+
+# A verb that leaves RUNNING ends CANCELLED instead when the row carries a cancel mark, except succeed: what is done is done.
+TRANSITIONS: dict[str, Transition] = dict(
+    [
+        _move("push", set(), {Status.PENDING, Status.SCHEDULED}),
+        _move("claim", {Status.PENDING}, {Status.RUNNING}),
+        _move("promote", {Status.SCHEDULED}, {Status.PENDING}),
+        _move("start_now", {Status.SCHEDULED}, {Status.PENDING}),
+        _move("park", {Status.PENDING}, {Status.SCHEDULED}),
+        _move("unpark", {Status.SCHEDULED}, {Status.PENDING}),
+        _move("succeed", {Status.RUNNING}, {Status.OK}),
+        _move("fail", {Status.RUNNING}, {Status.ERROR, Status.CANCELLED}),
+        _move("reschedule", {Status.RUNNING}, {Status.SCHEDULED, Status.CANCELLED}),
+        _move("release", {Status.RUNNING}, {Status.PENDING, Status.CANCELLED}),
+        _move("abort", {Status.RUNNING}, {Status.CANCELLED}),
+        _move("rescue", {Status.RUNNING}, {Status.PENDING, Status.CANCELLED}),
+        _move("bury", {Status.RUNNING}, {Status.ERROR, Status.CANCELLED}),
+        _move("cancel", {Status.PENDING, Status.SCHEDULED}, {Status.CANCELLED}),
+        _move("retry", {Status.ERROR, Status.CANCELLED}, {Status.PENDING}),
+    ]
+)
+
+
+def is_legal(source: Status | None, target: Status) -> bool:
+    """Say whether some verb moves a row from `source` to `target`; a source of None is a row that did not exist yet."""
+    return any(
+        target in move.targets and (source in move.sources if source is not None else not move.sources)
+        for move in TRANSITIONS.values()
+    )
