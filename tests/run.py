@@ -1,0 +1,112 @@
+"""Run the suite once per engine, at most two at a time, and say at the end what ran: `python -m tests.run --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.engines import ENGINES, Missing, running
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / ".test-logs"
+# pytest's own number for "no test was collected", which is no fault where marks leave nothing.
+NOTHING_COLLECTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    engine: str
+    seconds: float = 0.0
+    code: int = 0
+    missing: str = ""
+    report: dict[str, Any] | None = None
+    log: Path | None = None
+
+    def count(self, outcome: str) -> int:
+        return int((self.report or {}).get(outcome, 0))
+
+    @property
+    def is_green(self) -> bool:
+        # Without a report pytest never reached its end.
+        return bool(self.missing) or self.code == NOTHING_COLLECTED or (self.code == 0 and self.report is not None)
+
+
+def run_engine(engine: str, pytest_args: list[str], *, show: bool) -> Result:
+    """Run pytest on one engine; its output goes to a file, or to the terminal if it is the only one."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="jobs-") as scratch:
+        report, log = Path(scratch, "report.json"), LOGS / f"{engine}.log"
+        try:
+            with running(engine) as url, log.open("wb") as output:
+                environment = os.environ | {
+                    "ENGINE": engine, "DATABASE_URL": url, "TEST_REPORT": str(report), "TMPDIR": scratch,
+                }  # fmt: skip
+                code = subprocess.run(
+                    [sys.executable, "-m", "pytest", *pytest_args],
+                    cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=False,
+                    stdout=None if show else output, stderr=None if show else subprocess.STDOUT,
+                ).returncode  # fmt: skip
+        except Missing as reason:
+            return Result(engine=engine, missing=str(reason))
+        found = json.loads(report.read_text()) if report.exists() else None
+    return Result(
+        engine=engine, seconds=time.monotonic() - started, code=code, report=found, log=None if show else log
+    )
+
+
+def tell(results: list[Result], *, slow: bool) -> int:
+    """Print what ran, what was missing and the totals; return the exit code."""
+    print()
+    for result in results:
+        if result.missing:
+            print(f"{result.engine}: MISSING, did not run: {result.missing}")
+            continue
+        servers = ", ".join((result.report or {}).get("servers", ["no report: the run broke off"]))
+        state = "green" if result.is_green else f"RED (exit code {result.code})"
+        print(f"{result.engine}: {state} in {result.seconds:.0f} s on {servers}")
+    passed = sum(result.count("passed") for result in results)
+    # A run that broke off without a failed test still counts as one failure.
+    failed = sum(max(result.count("failed"), 0 if result.is_green else 1) for result in results)
+    if not passed and not slow:
+        print("No test ran.")
+        failed += 1
+    skipped = sum(result.count("skipped") for result in results)
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one (may be repeated)")
+    parser.add_argument("--slow", action="store_true", help="the cases marked slow, instead of all others")
+    parser.add_argument("pytest", nargs="*", metavar="PYTEST_ARGUMENT", help="after --: passed on to pytest")
+    options = parser.parse_args()
+    engines = options.engine or list(ENGINES)
+    pytest_args = ["-m", "slow" if options.slow else "not slow", *options.pytest]
+    show = len(engines) == 1
+    LOGS.mkdir(exist_ok=True)
+    results: dict[str, Result] = {}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        runs = [pool.submit(run_engine, engine, pytest_args, show=show) for engine in engines]
+        for run in as_completed(runs):
+            result = run.result()
+            results[result.engine] = result
+            if result.log is not None:
+                text = result.log.read_text(errors="replace")
+                lines = text.splitlines()
+                print(f"=== {result.engine}, {result.seconds:.0f} s ===")
+                print(text if not result.is_green else "\n".join(lines[-8:]), flush=True)
+    return tell([results[engine] for engine in engines], slow=options.slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
