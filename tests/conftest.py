@@ -44,7 +44,7 @@ def _database_version() -> str:
     raw.close()
     if connection.vendor == "postgresql":
         return " ".join(version.split()[:2])
-    return f"{'MariaDB' if 'mariadb' in version.lower() else 'MySQL'} {version.split('-')[0]}"
+    return f"{'MariaDB' if 'mariadb' in version.lower() else 'MySQL'} {version.split('-', maxsplit=1)[0]}"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

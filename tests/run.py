@@ -58,9 +58,7 @@ def run_engine(engine: str, pytest_args: list[str], *, show: bool) -> Result:
         except Missing as reason:
             return Result(engine=engine, missing=str(reason))
         found = json.loads(report.read_text()) if report.exists() else None
-    return Result(
-        engine=engine, seconds=time.monotonic() - started, code=code, report=found, log=None if show else log
-    )
+    return Result(engine=engine, seconds=time.monotonic() - started, code=code, report=found, log=None if show else log)
 
 
 def tell(results: list[Result], *, slow: bool) -> int:

@@ -84,6 +84,7 @@ USE_TZ = os.environ.get("USE_TZ", "1") == "1"
 TIME_ZONE = os.environ.get("TIME_ZONE", "UTC")
 LANGUAGE_CODE = os.environ.get("LANGUAGE_CODE", "en")
 DEFAULT_AUTO_FIELD = os.environ.get("DEFAULT_AUTO_FIELD", "django.db.models.BigAutoField")
+AUTH_USER_MODEL = os.environ.get("AUTH_USER_MODEL", "auth.User")
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Everything is kept, so that tests count rows; durations are the package's own: tests that wait shorten them.

@@ -70,9 +70,7 @@ class Ledger:
         for line in self.path.read_text().splitlines():
             name, row, attempt, pid, at, *rest = line.split(" ", 5)
             found.append(
-                Entry(
-                    event=name, row_id=row, attempt=int(attempt), pid=int(pid), time=float(at), tag="".join(rest)
-                )  # fmt: skip
+                Entry(event=name, row_id=row, attempt=int(attempt), pid=int(pid), time=float(at), tag="".join(rest))
             )
         return [
             entry
