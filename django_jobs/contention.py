@@ -1,0 +1,70 @@
+"""Tell passing database faults from real ones, and repeat our own statements when two of them collided."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# PostgreSQL: serialization failure, deadlock. MySQL, MariaDB: deadlock, lock wait timeout, record changed since read.
+_SQLSTATES = {"40001", "40P01"}
+_ERRNOS = {1213, 1205, 1020}
+TRIES = 8
+
+
+def is_contention(error: BaseException) -> bool:
+    """Whether the database gave up on a statement only because of another one, so that repeating it is right."""
+    cause = error.__cause__ or error
+    if getattr(cause, "sqlstate", None) in _SQLSTATES:
+        return True
+    if isinstance(cause, sqlite3.OperationalError):
+        # The extended codes of SQLITE_BUSY (5) and SQLITE_LOCKED (6) carry them in their low byte.
+        return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF in (5, 6)
+    return bool(cause.args) and isinstance(cause.args[0], int) and cause.args[0] in _ERRNOS
+
+
+def is_connection_loss(error: BaseException, using: str) -> bool:
+    """Whether the connection is gone or unusable, so that nothing is known of the last statement."""
+    if isinstance(error, InterfaceError):
+        return True
+    if not isinstance(error, OperationalError) or is_contention(error):
+        return False
+    return not connections[using].is_usable() if connections[using].connection is not None else True
+
+
+def retried(verb: Callable[P, R]) -> Callable[P, R]:
+    """Repeat an autocommit statement of ours on contention, with growing pauses; inside a transaction it runs once.
+
+    The alias is the keyword `using`, the `db` of a queryset in first place, or the router's answer.
+    """
+
+    @wraps(verb)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        using = (
+            kwargs.get("using") or (args and getattr(args[0], "db", None)) or router.db_for_write(_execution_model())
+        )
+        connection = connections[str(using)]
+        for attempt in range(TRIES):
+            try:
+                return verb(*args, **kwargs)
+            except DatabaseError as error:
+                if connection.in_atomic_block or attempt == TRIES - 1 or not is_contention(error):
+                    raise
+            time.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311 - jitter, not a secret
+        raise AssertionError("unreachable")
+
+    return call
+
+
+def _execution_model() -> type:
+    from django.apps import apps
+
+    return apps.get_model("django_jobs", "JobExecution")

@@ -1,0 +1,409 @@
+"""Every write of `status`: one verb per transition, each a guarded UPDATE; workers, services and the runtime call them.
+
+No verb raises because somebody else was faster: the number of rows, or their ids, says what happened. Assignments read
+only columns that their statement has not assigned yet, and `status` is last: MariaDB evaluates SET from left to right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, transaction
+from django.db.models import Case, F, Q, Value, When
+
+from django_jobs import rows
+from django_jobs.contention import retried
+from django_jobs.fields import UTCDateTimeField
+from django_jobs.models import JobExecution
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.states import FINAL, Status
+
+ERRORS_KEPT = 20
+RESCUES_ALLOWED = 2
+
+_unmarked = Q(cancel_requested_at__isnull=True)
+
+
+def insert(executions: Sequence[JobExecution], *, now: datetime, using: str) -> None:
+    """Write new rows, PENDING or, when their time is still to come, SCHEDULED; called by push, copies and cron ticks.
+
+    Runs in the caller's transaction. Raises IntegrityError when a live row of the job holds the same key.
+    """
+    for row in executions:
+        later = row.scheduled_at is not None and row.scheduled_at > now
+        row.created_at = row.updated_at = row.hinted_at = now
+        if not later:
+            row.scheduled_at = now
+        row.status = Status.SCHEDULED if later else Status.PENDING
+    if len(executions) == 1:
+        executions[0].save(force_insert=True, using=using)
+    else:
+        JobExecution.objects.using(using).bulk_create(executions)
+
+
+@retried
+def claim(
+    *,
+    queue: str,
+    names: Sequence[str],
+    worker_id: UUID,
+    limit: int,
+    now: datetime,
+    lost_after: float,
+    using: str,
+    max_rank: int | None = None,
+) -> list[JobExecution]:
+    """Move up to `limit` pending rows of one queue to RUNNING for this worker, best first; called by workers.
+
+    Takes nothing unless the worker's own row beat within `lost_after` seconds: a worker that others may already have
+    declared dead must not start anything.
+    """
+    connection = connections[using]
+    table, worker_table = rows.TABLE, rows.WORKER_TABLE
+    rank = connection.ops.quote_name("rank")
+    fresh = f"EXISTS (SELECT 1 FROM {worker_table} WHERE id = %s AND stopped_at IS NULL AND heartbeat_at > %s)"
+    marks = ", ".join(["%s"] * len(names))
+    best = (
+        f"FROM {table} WHERE status = 'pending' AND queue = %s AND job_name IN ({marks})"
+        f"{'' if max_rank is None else f' AND {rank} <= %s'} AND {fresh} ORDER BY {rank}, scheduled_at, id LIMIT %s"
+    )
+    moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)
+    alive_since = rows.instant(now - timedelta(seconds=lost_after), connection)
+    chosen = [queue, *names, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
+    changed = [moment, moment, worker]
+    if connection.vendor == "mysql":
+        return _claim_in_two_steps(connection, best, chosen, changed, now, worker_id)
+    if connection.vendor == "postgresql":
+        # MATERIALIZED: inlined, the subquery may run more than once and lock more rows than the limit.
+        statement = (
+            f"WITH best AS MATERIALIZED (SELECT id {best} FOR NO KEY UPDATE SKIP LOCKED) "
+            f"UPDATE {table} AS t SET {_CLAIMED} FROM best WHERE t.id = best.id AND t.status = 'pending' "
+            f"RETURNING {rows.columns(connection, 't.')}"
+        )
+        parameters = [*chosen, *changed]
+    else:
+        statement = (
+            f"UPDATE {table} SET {_CLAIMED} WHERE id IN (SELECT id {best}) AND status = 'pending' "
+            f"RETURNING {rows.columns(connection)}"
+        )
+        parameters = [*changed, *chosen]
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        claimed = rows.executions(cursor.fetchall(), connection)
+    # RETURNING promises no order.
+    claimed.sort(key=lambda row: (row.rank, row.scheduled_at, row.pk))
+    return claimed
+
+
+_CLAIMED = (
+    "run_no = run_no + 1, attempt = attempt + 1, started_at = %s, updated_at = %s, worker_id = %s, status = 'running'"
+)
+
+
+def _claim_in_two_steps(
+    connection: Any, best: str, chosen: list[Any], changed: list[Any], now: datetime, worker_id: UUID
+) -> list[JobExecution]:
+    # MariaDB and MySQL have no UPDATE … RETURNING: lock and read, then write, in one short transaction.
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        cursor.execute(f"SELECT {rows.columns(connection)} {best} FOR UPDATE SKIP LOCKED", chosen)
+        claimed = rows.executions(cursor.fetchall(), connection)
+        if not claimed:
+            return []
+        ids = [rows.identity(row.pk, connection) for row in claimed]
+        marks = ", ".join(["%s"] * len(ids))
+        cursor.execute(
+            f"UPDATE {rows.TABLE} SET {_CLAIMED} WHERE id IN ({marks}) AND status = 'pending'", [*changed, *ids]
+        )
+    for row in claimed:
+        row.run_no, row.attempt, row.worker_id = row.run_no + 1, row.attempt + 1, worker_id
+        row.started_at, row.updated_at, row.status = now, now, Status.RUNNING
+    return claimed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one run left RUNNING, ready to be written; made by the verbs below and fenced by `run_no`."""
+
+    execution_id: UUID
+    run_no: int
+    status: Status
+    # Give the attempt back: the run is not held against the job.
+    refund: bool = False
+    scheduled_at: datetime | None = None
+    error: str | None = None
+    errors: list[Any] | None = None
+    fingerprint: str | None = None
+    logs: list[Any] | None = None
+    result: Any = None
+    progress: Any = None
+    # Delete the row instead, since its job keeps none of these.
+    drop: bool = False
+
+
+def succeed(row: JobExecution, **detail: Any) -> Ending:
+    """End a run well; a cancel mark that came too late changes nothing."""
+    return Ending(execution_id=row.pk, run_no=row.run_no, status=Status.OK, error="", **detail)
+
+
+def fail(row: JobExecution, *, error: str, entry: dict[str, Any] | None = None, **detail: Any) -> Ending:
+    """End a run for good with an error; a row marked for cancel ends CANCELLED."""
+    errors = with_entry(row.errors, entry)
+    return Ending(execution_id=row.pk, run_no=row.run_no, status=Status.ERROR, error=error, errors=errors, **detail)
+
+
+def reschedule(
+    row: JobExecution, *, at: datetime, error: str | None = None, entry: dict[str, Any] | None = None, **detail: Any
+) -> Ending:
+    """Park a run for its next try, or, with `refund`, as the handler itself asked; a marked row ends CANCELLED."""
+    errors = with_entry(row.errors, entry)
+    return Ending(
+        execution_id=row.pk,
+        run_no=row.run_no,
+        status=Status.SCHEDULED,
+        scheduled_at=at,
+        error=error,
+        errors=errors,
+        **detail,
+    )
+
+
+def release(row: JobExecution, **detail: Any) -> Ending:
+    """Hand a run back untried: PENDING, the attempt not counted; a marked row ends CANCELLED."""
+    return Ending(execution_id=row.pk, run_no=row.run_no, status=Status.PENDING, refund=True, **detail)
+
+
+def abort(row: JobExecution, *, entry: dict[str, Any] | None = None, **detail: Any) -> Ending:
+    """End a run that obeyed its cancel."""
+    errors = with_entry(row.errors, entry)
+    return Ending(execution_id=row.pk, run_no=row.run_no, status=Status.CANCELLED, errors=errors, **detail)
+
+
+def with_entry(errors: list[Any], entry: dict[str, Any] | None) -> list[Any] | None:
+    """Return the error history with one more entry, the newest twenty; None when there is nothing to add."""
+    return None if entry is None else [*errors, entry][-ERRORS_KEPT:]
+
+
+class _Incomplete(Exception):
+    """Some rows of a batch were no longer this worker's."""
+
+
+@retried
+def finish(endings: Sequence[Ending], *, now: datetime, using: str) -> dict[UUID, Status]:
+    """Write how runs ended, in one transaction; return the rows that moved with the status they got.
+
+    A row that is missing from the answer was not this run's any more: somebody rescued, finished or deleted it.
+    """
+    connection = connections[using]
+    try:
+        with transaction.atomic(using=using, savepoint=len(endings) > 1):
+            return _finish_all(endings, now, connection)
+    except _Incomplete:
+        with transaction.atomic(using=using):
+            moved: dict[UUID, Status] = {}
+            for ending in endings:
+                if _write([ending], now, connection) == 1:
+                    moved |= _statuses([ending], connection)
+            return moved
+
+
+def _finish_all(endings: Sequence[Ending], now: datetime, connection: Any) -> dict[UUID, Status]:
+    groups: dict[tuple[Status, bool, int], list[Ending]] = {}
+    for ending in endings:
+        # Rows to drop go together when one number fences them all, which is nearly always.
+        groups.setdefault((ending.status, ending.drop, ending.run_no if ending.drop else 0), []).append(ending)
+    written = sum(_write(group, now, connection) for group in groups.values())
+    if written == len(endings):
+        return _statuses(endings, connection)
+    if len(endings) > 1:
+        raise _Incomplete
+    return {}
+
+
+def _write(endings: list[Ending], now: datetime, connection: Any) -> int:
+    """Write endings of one kind; return how many rows moved."""
+    first = endings[0]
+    if first.drop:
+        ids = [rows.identity(ending.execution_id, connection) for ending in endings]
+        statement = (
+            f"DELETE FROM {rows.TABLE} WHERE id IN ({', '.join(['%s'] * len(ids))}) AND run_no = %s "
+            "AND status = 'running'"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(statement, [*ids, first.run_no])
+            return int(cursor.rowcount)
+    statement = f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE id = %s AND run_no = %s AND status = 'running'"
+    moment = rows.instant(now, connection)
+    parameters = [
+        [
+            int(ending.refund),
+            moment,
+            rows.instant(ending.scheduled_at, connection),
+            ending.error,
+            rows.text(ending.errors),
+            ending.fingerprint,
+            rows.text(ending.logs),
+            rows.text(ending.result),
+            rows.text(ending.progress),
+            moment,
+            moment,
+            rows.identity(ending.execution_id, connection),
+            ending.run_no,
+        ]
+        for ending in endings
+    ]
+    with connection.cursor() as cursor:
+        if len(parameters) == 1:
+            cursor.execute(statement, parameters[0])
+        else:
+            cursor.executemany(statement, parameters)
+        return int(cursor.rowcount)
+
+
+def _ended(target: Status) -> str:
+    marked = "cancel_requested_at IS NOT NULL"
+    if target in FINAL:
+        key, completed = "NULL", "%s"
+    else:
+        key = f"CASE WHEN {marked} THEN NULL ELSE active_key END"
+        completed = f"CASE WHEN {marked} THEN %s ELSE NULL END"
+    turned = target not in (Status.OK, Status.CANCELLED)
+    status = f"CASE WHEN {marked} THEN 'cancelled' ELSE '{target.value}' END" if turned else f"'{target.value}'"
+    return (
+        f"attempt = attempt - %s, active_key = {key}, completed_at = {completed}, "
+        "scheduled_at = COALESCE(%s, scheduled_at), error = COALESCE(%s, error), errors = COALESCE(%s, errors), "
+        "fingerprint = COALESCE(%s, fingerprint), logs = COALESCE(%s, logs), result = %s, "
+        f"progress = COALESCE(%s, progress), hinted_at = %s, updated_at = %s, status = {status}"
+    )
+
+
+_ENDED = {target: _ended(target) for target in Status if target is not Status.RUNNING}
+
+
+def _statuses(endings: Sequence[Ending], connection: Any) -> dict[UUID, Status]:
+    moved = {ending.execution_id: ending.status for ending in endings}
+    # Only these could have been turned into CANCELLED by a mark.
+    turned = (Status.ERROR, Status.SCHEDULED, Status.PENDING)
+    asked = [ending.execution_id for ending in endings if ending.status in turned and not ending.drop]
+    if asked:
+        rows = JobExecution.objects.using(connection.alias).filter(pk__in=asked, status=Status.CANCELLED)
+        moved.update(dict.fromkeys(rows.values_list("pk", flat=True), Status.CANCELLED))
+    return moved
+
+
+@retried
+def promote(queryset: ExecutionQuerySet, *, now: datetime) -> int:
+    """Make due, unparked rows claimable; called by stage."""
+    return queryset.due(now).update(hinted_at=now, updated_at=now, status=Status.PENDING)
+
+
+@retried
+def start_now(queryset: ExecutionQuerySet, *, now: datetime) -> int:
+    """Make scheduled rows claimable before their time; called by services."""
+    return queryset.scheduled().update(
+        parked_reason="", scheduled_at=now, hinted_at=now, updated_at=now, status=Status.PENDING
+    )
+
+
+@retried
+def park(queryset: ExecutionQuerySet, reason: str, *, now: datetime) -> int:
+    """Set pending rows aside so that no claim wades through them; their due time, and so their order, stays."""
+    return queryset.pending().update(parked_reason=reason, updated_at=now, status=Status.SCHEDULED)
+
+
+@retried
+def unpark(queryset: ExecutionQuerySet, *, now: datetime) -> int:
+    """Bring parked rows back; called by stage when the reason is gone."""
+    return queryset.parked().update(parked_reason="", hinted_at=now, updated_at=now, status=Status.PENDING)
+
+
+@retried
+def cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
+    """End rows that did not start; called by services."""
+    return queryset.filter(status__in=(Status.PENDING, Status.SCHEDULED)).update(
+        active_key=None,
+        cancel_requested_at=now,
+        cancelled_by=by,
+        cancelled_by_name=by_name,
+        parked_reason="",
+        completed_at=now,
+        updated_at=now,
+        status=Status.CANCELLED,
+    )
+
+
+@retried
+def mark_cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
+    """Ask running rows to stop; they leave RUNNING when the run obeys. Called by services; marking again is no move."""
+    return (
+        queryset.running()
+        .filter(_unmarked)
+        .update(cancelled_by=by, cancelled_by_name=by_name, updated_at=now, cancel_requested_at=now)
+    )
+
+
+@retried
+def retry(
+    queryset: ExecutionQuerySet, *, now: datetime, retries: int, by: str, by_name: str, active_key: str | None = None
+) -> int:
+    """Queue failed and cancelled rows again with a fresh budget of `retries` + 1 tries; called by services.
+
+    Raises IntegrityError when `active_key` is held by another live row of the job.
+    """
+    return queryset.filter(status__in=(Status.ERROR, Status.CANCELLED)).update(
+        max_attempts=F("attempt") + 1 + retries,
+        rescues=0,
+        active_key=active_key,
+        cancel_requested_at=None,
+        completed_at=None,
+        scheduled_at=now,
+        hinted_at=now,
+        updated_at=now,
+        retried_at=now,
+        retried_by=by,
+        retried_by_name=by_name,
+        status=Status.PENDING,
+    )
+
+
+Describe = Callable[[UUID | None], tuple[str, dict[str, Any]]]
+
+
+@retried
+def rescue(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
+    """Queue running rows of dead workers again, the attempt counted; a marked row ends CANCELLED. Called by rescue.
+
+    `queryset` says who is lost and is asked again inside each UPDATE. `describe(worker_id)` gives the message and the
+    entry for the history. Rows out of attempts, or rescued too often already, are left to bury().
+    """
+    lost = queryset.running().filter(attempt__lt=F("max_attempts"), rescues__lt=RESCUES_ALLOWED)
+    return _leave_lost(lost, Status.PENDING, now, describe)
+
+
+@retried
+def bury(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
+    """End running rows of dead workers with an error; a marked row ends CANCELLED. Called by rescue."""
+    return _leave_lost(queryset.running(), Status.ERROR, now, describe)
+
+
+def _leave_lost(lost: ExecutionQuerySet, target: Status, now: datetime, describe: Describe) -> list[UUID]:
+    moved = []
+    moment = Value(now, output_field=UTCDateTimeField())
+    for pk, run_no, worker_id, attempt, errors in lost.values_list("pk", "run_no", "worker_id", "attempt", "errors"):
+        message, entry = describe(worker_id)
+        count = lost.filter(pk=pk, run_no=run_no).update(
+            active_key=None if target in FINAL else Case(When(_unmarked, then=F("active_key")), default=None),
+            completed_at=moment if target in FINAL else Case(When(_unmarked, then=None), default=moment),
+            error=message,
+            errors=with_entry(errors, {**entry, "attempt": attempt}),
+            rescues=F("rescues") + 1,
+            hinted_at=now,
+            updated_at=now,
+            status=Case(When(_unmarked, then=Value(target)), default=Value(Status.CANCELLED)),
+        )
+        if count:
+            moved.append(pk)
+    return moved
