@@ -1,0 +1,102 @@
+"""Drive a tick in a thread of its own; the only module of the runtime that knows threads and waiting."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+from django.db import connections
+
+logger = logging.getLogger("django_jobs.loop")
+
+MAX_BACKOFF = 10.0
+
+
+class Tick(Protocol):
+    """One pass of periodic work: takes the time or asks for it, returns the seconds until the next pass."""
+
+    def __call__(self, now: datetime | None = None) -> float: ...
+
+
+class Loop:
+    """Call `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
+
+    A tick that raises is logged once per kind of error until it succeeds again, its database connections are closed, and
+    it is tried again after a pause that grows to ten seconds: an outage costs neither a thread nor a flood of log lines.
+    """
+
+    def __init__(self, tick: Tick, *, name: str, on_death: Callable[[BaseException], None] | None = None) -> None:
+        self.name = name
+        self._tick = tick
+        self._on_death = on_death
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._last_error = ""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name=f"django_jobs {self.name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Tick now instead of when the delay is over; safe from any thread and from signal handlers."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Tick no more; a tick that is under way ends first."""
+        self._stopped.set()
+        self._wake.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread; return whether it ended."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._wake.clear()
+                delay = self._once()
+                if self._stopped.is_set():
+                    return
+                self._wake.wait(delay)
+        except BaseException as error:  # A thread of ours must not end in silence.
+            logger.critical("%s stopped working", self.name, exc_info=True)
+            if self._on_death is not None:
+                self._on_death(error)
+        finally:
+            connections.close_all()
+
+    def _once(self) -> float:
+        try:
+            delay = self._tick()
+        except Exception as error:
+            return self._failed(error)
+        if self._failures:
+            logger.warning("%s works again after %d failures", self.name, self._failures)
+            self._failures, self._last_error = 0, ""
+        return max(delay, 0.0)
+
+    def _failed(self, error: Exception) -> float:
+        self._failures += 1
+        kind = f"{type(error).__name__}: {error}"
+        if kind != self._last_error:
+            self._last_error = kind
+            logger.warning(
+                "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
+            )
+        connections.close_all()
+        return random.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.25 * 2 ** min(self._failures, 8))  # noqa: S311 - jitter
