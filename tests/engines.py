@@ -149,14 +149,22 @@ def _postgres(binaries: Path, home: Path, as_user: dict[str, Any]) -> Iterator[s
     }
     subprocess.run(
         [binaries / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres", "-D", data],
-        check=True, stdout=subprocess.DEVNULL, cwd=home, **as_user,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd=home,
+        **as_user,
+    )
     with log.open("wb") as output:
         server = subprocess.Popen(
             [binaries / "postgres", "-D", data, *(f"--{name}={value}" for name, value in options.items())],
-            stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=home, start_new_session=True,
-            preexec_fn=die_with_parent, **as_user,
-        )  # fmt: skip
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            cwd=home,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+            **as_user,
+        )
     try:
         _await_postgres(server, home, log)
         yield f"postgres://postgres@/postgres?host={home}"
@@ -200,8 +208,12 @@ def embedded_valkey() -> Iterator[str]:
     with (home / "log").open("wb") as output:
         server = subprocess.Popen(
             [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", home],
-            stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent,
-        )  # fmt: skip
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
     try:
         _await_valkey(server, port, home / "log")
         yield f"redis://127.0.0.1:{port}/0"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engines import ENGINES, Missing, running
+from tests.engines import ENGINES, Missing, die_with_parent, running
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".test-logs"
@@ -28,6 +28,7 @@ class Result:
     seconds: float = 0.0
     code: int = 0
     missing: str = ""
+    broken: str = ""
     report: dict[str, Any] | None = None
     log: Path | None = None
 
@@ -37,7 +38,9 @@ class Result:
     @property
     def is_green(self) -> bool:
         # Without a report pytest never reached its end.
-        return bool(self.missing) or self.code == NOTHING_COLLECTED or (self.code == 0 and self.report is not None)
+        if self.missing or self.broken:
+            return not self.broken
+        return self.code == NOTHING_COLLECTED or (self.code == 0 and self.report is not None)
 
 
 def run_engine(engine: str, pytest_args: list[str], *, show: bool) -> Result:
@@ -48,15 +51,25 @@ def run_engine(engine: str, pytest_args: list[str], *, show: bool) -> Result:
         try:
             with running(engine) as url, log.open("wb") as output:
                 environment = os.environ | {
-                    "ENGINE": engine, "DATABASE_URL": url, "TEST_REPORT": str(report), "TMPDIR": scratch,
-                }  # fmt: skip
+                    "ENGINE": engine,
+                    "DATABASE_URL": url,
+                    "TEST_REPORT": str(report),
+                    "TMPDIR": scratch,
+                }
                 code = subprocess.run(
                     [sys.executable, "-m", "pytest", *pytest_args],
-                    cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=False,
-                    stdout=None if show else output, stderr=None if show else subprocess.STDOUT,
-                ).returncode  # fmt: skip
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    check=False,
+                    stdout=None if show else output,
+                    stderr=None if show else subprocess.STDOUT,
+                    preexec_fn=die_with_parent,
+                ).returncode
         except Missing as reason:
             return Result(engine=engine, missing=str(reason))
+        except Exception as error:
+            return Result(engine=engine, broken=f"{type(error).__name__}: {error}")
         found = json.loads(report.read_text()) if report.exists() else None
     return Result(engine=engine, seconds=time.monotonic() - started, code=code, report=found, log=None if show else log)
 
@@ -67,6 +80,9 @@ def tell(results: list[Result], *, slow: bool) -> int:
     for result in results:
         if result.missing:
             print(f"{result.engine}: MISSING, did not run: {result.missing}")
+            continue
+        if result.broken:
+            print(f"{result.engine}: RED, its server did not start: {result.broken}")
             continue
         servers = ", ".join((result.report or {}).get("servers", ["no report: the run broke off"]))
         state = "green" if result.is_green else f"RED (exit code {result.code})"

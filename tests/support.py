@@ -109,9 +109,14 @@ def manage(*args: str, timeout: float = 60, **extra: str) -> subprocess.Complete
     """Run a management command in a process of its own and return what it printed; it may fail."""
     return subprocess.run(
         [sys.executable, "-m", "django", *args],
-        cwd=ROOT, env=child_environment(**extra), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=child_environment(**extra),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 class Runjobs:

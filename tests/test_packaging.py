@@ -18,11 +18,33 @@ from tests.support import ROOT
 PACKAGE = ROOT / "django_jobs"
 
 PUBLIC = {
-    "job", "Job", "JobContext", "Retry", "Backoff", "Keep", "Reschedule", "Status", "current_context",
-    "job_pushed", "job_started", "job_succeeded", "job_failed", "job_cancelled", "job_finished",
-    "JobsError", "DefinitionError", "InvalidPayload", "UnknownJob", "Conflict", "AlreadyRunning", "KeyTaken",
-    "WrongStatus", "Cancelled", "TimedOut", "WorkerLost",
-}  # fmt: skip
+    "job",
+    "Job",
+    "JobContext",
+    "Retry",
+    "Backoff",
+    "Keep",
+    "Reschedule",
+    "Status",
+    "current_context",
+    "job_pushed",
+    "job_started",
+    "job_succeeded",
+    "job_failed",
+    "job_cancelled",
+    "job_finished",
+    "JobsError",
+    "DefinitionError",
+    "InvalidPayload",
+    "UnknownJob",
+    "Conflict",
+    "AlreadyRunning",
+    "KeyTaken",
+    "WrongStatus",
+    "Cancelled",
+    "TimedOut",
+    "WorkerLost",
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

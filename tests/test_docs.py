@@ -1,0 +1,223 @@
+"""The README and the docs say what the code does: blocks run, tables match the code, promises name their tests."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import itertools
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import django_jobs
+from django_jobs import registry
+from django_jobs.conf import DEFAULTS, get_settings
+from django_jobs.states import Status, is_legal
+from tests.support import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One fenced block; `mark` is the HTML comment right above it."""
+
+    page: str
+    line: int
+    mark: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def python_blocks() -> Iterator[Block]:
+    for path in PAGES:
+        text = path.read_text()
+        for found in re.finditer(r"(?:<!-- (.+?) -->\n)?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            yield Block(
+                page=str(path.relative_to(ROOT)),
+                line=text.count("\n", 0, found.start(2)) + 1,
+                mark=found[1] or "",
+                code=found[2],
+            )
+
+
+BLOCKS = list(python_blocks())
+RUNNABLE = [block for block in BLOCKS if block.mark == "run"]
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table below the heading of a page."""
+    _, _, text = (ROOT / page).read_text().partition(f"\n{heading}\n")
+    assert text, f"{page} has no heading {heading!r}"
+    lines = itertools.dropwhile(lambda line: not line.startswith("|"), text.splitlines())
+    table = list(itertools.takewhile(lambda line: line.startswith("|"), lines))[2:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in table]
+
+
+def code_in(cell: str) -> str:
+    """Return what stands between the cell's first backticks."""
+    return cell.split("`")[1]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_python_block_compiles(block: Block) -> None:
+    compile(block.code, str(block), "exec")
+
+
+def test_no_page_marks_a_block_with_a_word_nobody_reads() -> None:
+    assert {block.mark for block in BLOCKS if not block.mark.startswith("file: ")} <= {"", "run"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("block", RUNNABLE, ids=str)
+def test_every_block_marked_as_runnable_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A module of an installed app, so that its jobs get the names they would have there.
+    name = "tests.acc.page"
+    path = tmp_path / "page.py"
+    path.write_text(f"from __future__ import annotations\n{block.code}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    with registry.isolated():
+        spec.loader.exec_module(module)
+
+
+@pytest.mark.subprocess
+def test_the_code_of_the_readme_works_in_a_new_project(tmp_path: Path) -> None:
+    files = {block.mark.removeprefix("file: "): block for block in BLOCKS if block.mark.startswith("file: ")}
+    assert set(files) == {"shop/jobs.py", "shop/views.py"}
+    (tmp_path / "settings.py").write_text(
+        textwrap.dedent("""
+            SECRET_KEY = "x"
+            INSTALLED_APPS = ["django_jobs", "shop"]
+            DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}}
+            DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+            EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+            EMAIL_FILE_PATH = "mail"
+            USE_TZ = True
+        """)
+    )
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "__init__.py").touch()
+    (shop / "models.py").write_text(
+        "from django.db import models\n\n\nclass Order(models.Model):\n    email = models.EmailField()\n"
+    )
+    for name, block in files.items():
+        (tmp_path / name).write_text(block.code)
+    (tmp_path / "try_it.py").write_text(
+        textwrap.dedent("""
+            import django
+            django.setup()
+            from shop.views import buy
+            buy("ada@example.com")
+        """)
+    )
+
+    def run(*arguments: str) -> str:
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("DJANGO")},
+            "DJANGO_SETTINGS_MODULE": "settings",
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        }
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    run("-m", "django", "makemigrations", "shop")
+    run("-m", "django", "migrate")
+    run("try_it.py")
+    assert not (tmp_path / "mail").exists()
+    run("-m", "django", "runjobs", "--once")
+    (receipt,) = (tmp_path / "mail").iterdir()
+    assert "To: ada@example.com" in receipt.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [("README.md", "## Settings"), ("docs/reference/settings.md", "# Settings")]
+)
+def test_the_table_of_settings_is_the_settings(page: str, heading: str) -> None:
+    table = {code_in(row[0]): ast.literal_eval(code_in(row[1])) for row in rows(page, heading)}
+    assert table == DEFAULTS
+
+
+def test_every_setting_becomes_a_field_of_the_settings_object() -> None:
+    fields = set(get_settings().__dataclass_fields__)
+    for key in DEFAULTS:
+        assert key.lower() in fields or any(name.startswith(f"{key.lower()}_") for name in fields), key
+
+
+def test_the_table_of_job_options_is_what_job_takes() -> None:
+    table = [code_in(row[0]) for row in rows("docs/reference/job-options.md", "# Job options")]
+    assert sorted(table) == sorted(options_of(django_jobs.job))
+
+
+def test_the_table_of_push_options_is_what_using_takes() -> None:
+    table = [code_in(row[0]) for row in rows("docs/reference/job-options.md", "## Options of a push")]
+    assert sorted(table) == sorted(options_of(django_jobs.Job.using))
+
+
+def options_of(function: object) -> set[str]:
+    """Return the keyword-only parameters."""
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def test_the_table_of_flags_is_what_runjobs_takes() -> None:
+    from django.core.management import load_command_class
+    from django.core.management.base import BaseCommand
+
+    def flags(command: BaseCommand) -> set[str]:
+        parser = command.create_parser("manage.py", "runjobs")
+        return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+
+    own = flags(load_command_class("django_jobs", "runjobs")) - flags(BaseCommand())
+    table = {code_in(row[0]).split()[0] for row in rows("docs/reference/runjobs.md", "## Flags")}
+    assert table == own
+
+
+def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    defined = set(re.findall(r"^\s*(?:async )?def (test_\w+)", sources, re.MULTILINE))
+    promises = rows("README.md", "## What is promised")
+    assert len(promises) >= 4
+    for promise in promises:
+        named = set(re.findall(r"`(test_\w+)`", promise[1]))
+        assert named, promise
+        assert named <= defined, named - defined
+
+
+def test_the_readme_links_to_files_that_exist() -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / "README.md").read_text()):
+        if not target.startswith("http"):
+            assert (ROOT / target).exists(), target
+
+
+def test_the_diagram_shows_every_legal_move_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    import state_drawing
+
+    drawn = set(re.findall(r'data-from="(\w*)" data-to="(\w+)"', state_drawing.svg()))
+    legal = {
+        (source.value if source else "", target.value)
+        for source in (None, *Status)
+        for target in Status
+        if is_legal(source, target)
+    }
+    assert drawn == legal

@@ -1,0 +1,237 @@
+"""The example shop works: each test runs its manage.py as a person would, on a database of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import die_with_parent
+from tests.support import ROOT, wait_for
+
+MANAGE = ROOT / "example_project" / "manage.py"
+
+# It brings its own SQLite database, whatever engine the other tests run on.
+pytestmark = [pytest.mark.subprocess, pytest.mark.sqlite]
+
+
+class Shop:
+    """The example project with its database and files in a folder of the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "DATABASE", "REDIS"))},
+            "DATABASE_URL": f"sqlite:///{folder / 'shop.sqlite3'}",
+            "VAR_DIR": str(folder / "var"),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def manage(self, *arguments: str, code: int = 0) -> str:
+        """Run a command that must end with this exit code; return what it printed."""
+        done = subprocess.run(
+            [sys.executable, str(MANAGE), *arguments],
+            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, f"{arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def ask(self, script: str) -> Any:
+        """Run Python in the project and return what it left in `answer`, through JSON."""
+        code = f"{PREFIX}\n{textwrap.dedent(script)}\nprint('answer', json.dumps(answer, default=str))"
+        return json.loads(self.manage("shell", "-c", code).rpartition("answer ")[2])
+
+
+PREFIX = """
+import json
+from collections import Counter
+from django.test import Client
+from django_jobs.models import JobExecution
+from shop.models import Order, Product
+client = Client(SERVER_NAME="localhost")
+"""
+
+
+@pytest.fixture
+def empty_shop(tmp_path: Path) -> Shop:
+    shop = Shop(tmp_path)
+    shop.manage("migrate", "--verbosity=0")
+    return shop
+
+
+@pytest.fixture
+def shop(empty_shop: Shop) -> Shop:
+    """A shop with one product."""
+    empty_shop.ask("answer = Product.objects.create(name='Mug', price='14.50', stock=5).pk")
+    return empty_shop
+
+
+ORDER = "client.post('/products/1/order/', {'email': 'ada@example.com', 'quantity': 2, 'locale': 'fr'})"
+
+
+def test_the_shop_passes_the_system_checks_and_its_migrations_are_up_to_date(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    assert "no issues" in shop.manage("check")
+    assert "No changes detected" in shop.manage("makemigrations", "--check", "--dry-run")
+
+
+def test_an_order_pushes_one_receipt(shop: Shop) -> None:
+    answer = shop.ask(f"""
+        response = {ORDER}
+        rows = JobExecution.objects.filter(job_name="shop.send_receipt")
+        answer = [response.status_code, Order.objects.count(), [row.payload for row in rows]]
+    """)
+    assert answer == [302, 1, [{"order_id": 1, "locale": "fr"}]]
+
+
+def test_an_order_that_is_rolled_back_leaves_no_job(shop: Shop) -> None:
+    answer = shop.ask("""
+        from unittest import mock
+        from shop import orders
+        try:
+            # The second push of the same transaction fails.
+            with mock.patch("shop.jobs.book_stock", None):
+                orders.place(Product.objects.get(), email="ada@example.com", quantity=1)
+        except AttributeError:
+            answer = [Order.objects.count(), JobExecution.objects.count()]
+    """)
+    assert answer == [0, 0]
+
+
+def test_a_worker_sends_the_receipt_books_the_goods_and_tells_the_warehouse(shop: Shop) -> None:
+    shop.ask(f"answer = {ORDER}.status_code")
+    shop.manage("runjobs", "--once")
+    # The warehouse's job was pushed by the job that booked the goods.
+    shop.manage("runjobs", "--once")
+    answer = shop.ask("""
+        order = Order.objects.get()
+        answer = [
+            order.status, Product.objects.get().stock, order.receipt_sent_at is not None,
+            order.warehouse_told_at is not None, sorted(JobExecution.objects.values_list("job_name", "status")),
+        ]
+    """)
+    assert answer[:4] == ["booked", 3, True, True]
+    assert answer[4] == [["shop.book_stock", "ok"], ["shop.ping_warehouse", "ok"], ["shop.send_receipt", "ok"]]
+    (receipt,) = (shop.folder / "var" / "mail").iterdir()
+    assert "Subject: Votre commande 1" in receipt.read_text()
+
+
+def test_the_pages_answer_and_hold_no_inline_script_or_style(shop: Shop) -> None:
+    shop.ask(f"answer = {ORDER}.status_code")
+    pages = shop.ask("""
+        paths = ["/", "/products/1/order/", "/orders/1/", "/orders/1/jobs/", "/admin/login/"]
+        responses = {path: client.get(path) for path in paths}
+        answer = {path: [r.status_code, r.headers["Content-Security-Policy"], r.content.decode()]
+                  for path, r in responses.items()}
+    """)
+    for path, (status, policy, html) in pages.items():
+        assert status == 200, path
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html), path
+
+
+def test_the_order_page_shows_the_status_of_each_job(shop: Shop) -> None:
+    shop.ask(f"answer = {ORDER}.status_code")
+    count = """
+        html = client.get("/orders/1/").content.decode()
+        answer = {word: html.count(f'class="chip {word}"') for word in ("pending", "ok")}
+    """
+    before = shop.ask(count)
+    shop.manage("runjobs", "--once")
+    after = shop.ask(count)
+    assert before["pending"] == 2
+    assert after["ok"] >= 2
+
+
+def test_sample_data_is_added_once(empty_shop: Shop) -> None:
+    count = """
+        from django.contrib.auth import get_user_model
+        answer = [Product.objects.count(), Order.objects.count(), JobExecution.objects.count(),
+                  get_user_model().objects.count()]
+    """
+    empty_shop.manage("demo_data")
+    first = empty_shop.ask(count)
+    empty_shop.manage("demo_data")
+    assert empty_shop.ask(count) == first
+    assert first[0] >= 6
+    assert first[3] == 1
+
+
+def test_sample_data_makes_no_admin_without_debug(empty_shop: Shop) -> None:
+    empty_shop.environment |= {"DEBUG": "0", "SECRET_KEY": "from the environment"}
+    empty_shop.manage("demo_data")
+    assert not empty_shop.ask("from django.contrib.auth.models import User; answer = User.objects.exists()")
+
+
+def test_without_debug_a_secret_key_must_be_given(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.environment["DEBUG"] = "0"
+    assert "SECRET_KEY" in shop.manage("check", code=1)
+
+
+def test_the_demo_says_clearly_that_its_port_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = Shop(tmp_path).manage("demo", "--port", str(port), code=1)
+    assert f"Port {port} cannot be used" in said
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """A running demo: the process, its port, and the file that gets its output."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(MANAGE), "demo", "--port", str(port)],
+            env=Shop(tmp_path).environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
+    yield process, port, output
+    if process.poll() is None:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_serves_and_works_until_a_signal_ends_both(
+    demo: tuple[subprocess.Popen[bytes], int, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    process, port, output = demo
+
+    def page() -> bytes:
+        assert process.poll() is None, output.read_text()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as response:
+                return bytes(response.read())
+        except OSError:
+            return b""
+
+    wait_for(page, 60, "the shop answers")
+    wait_for(lambda: list((tmp_path / "var" / "mail").glob("*")), 30, "the worker has sent a receipt")
+    assert "admin, password: admin" in output.read_text()
+    process.send_signal(number)
+    assert process.wait(60) == 0, output.read_text()
+    assert not page_answers(port)
+    assert "Traceback" not in output.read_text()
+
+
+def page_answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
