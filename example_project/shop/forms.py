@@ -18,7 +18,7 @@ class OrderForm(forms.Form):
     locale = forms.ChoiceField(label="Receipt in", choices=[("en", "English"), ("fr", "French")], initial="en")
 
     def __init__(self, product: Product, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        super().__init__(*args, label_suffix="", **kwargs)  # type: ignore[arg-type]
         self.product = product
 
     def clean_quantity(self) -> int:
