@@ -12,7 +12,7 @@ from django_jobs import clock, registry
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, JobState, QueueState, Worker, jobs_alias
 from django_jobs.querysets import key_digest
-from django_jobs.states import LIVE, Status
+from django_jobs.states import FINAL, LIVE, Status
 
 
 def _now() -> Any:
@@ -21,6 +21,22 @@ def _now() -> Any:
 
 def _digest(row: Any) -> str:
     return key_digest(row.organization_id, row.key) if row.key else ""
+
+
+def _errors(row: Any) -> list[dict[str, Any]]:
+    if row.status != Status.ERROR:
+        return []
+    return [
+        {
+            "attempt": row.attempt,
+            "exception": "builtins.ValueError",
+            "message": "boom",
+            "traceback": "Traceback (most recent call last):\nValueError: boom\n",
+            "worker": str(row.worker_id),
+            "started_at": row.started_at.isoformat(),
+            "ended_at": row.completed_at.isoformat(),
+        }
+    ]
 
 
 class WorkerFactory(DjangoModelFactory[Worker]):
@@ -46,10 +62,10 @@ class WorkerFactory(DjangoModelFactory[Worker]):
 
 
 class JobExecutionFactory(DjangoModelFactory[JobExecution]):
-    """A pending execution of acc.mark.
+    """An execution of acc.mark; everything follows from its status, which is pending unless a trait or status= says so.
 
-    Traits: pending, scheduled (due in a minute), parked, running (on a live worker; give `worker=` for another one),
-    ok, error, cancelled. `priority=`, `key=` and `now=` fill the columns that follow from them.
+    Traits: pending, scheduled (due in a minute), parked, running (on a live worker; give worker= for another one), ok,
+    failed (status "error"), cancelled. priority=, key= and now= fill the columns that follow from them.
     """
 
     class Meta:
@@ -59,40 +75,16 @@ class JobExecutionFactory(DjangoModelFactory[JobExecution]):
         now = factory.LazyFunction(_now)
         priority = 0
         worker = None
-        was_run = factory.Trait(
-            attempt=1,
-            run_no=1,
-            started_at=factory.LazyAttribute(lambda row: row.now - timedelta(seconds=1)),
-            worker_id=factory.LazyAttribute(lambda row: (row.worker or WorkerFactory(now=row.now)).pk),
-        )
-        is_final = factory.Trait(completed_at=factory.SelfAttribute("now"))
         pending = factory.Trait(status=Status.PENDING)
-        scheduled = factory.Trait(
-            status=Status.SCHEDULED, scheduled_at=factory.LazyAttribute(lambda row: row.now + timedelta(minutes=1))
+        scheduled = factory.Trait(status=Status.SCHEDULED)
+        parked = factory.Trait(
+            status=Status.SCHEDULED, parked_reason="paused", scheduled_at=factory.SelfAttribute("now")
         )
-        parked = factory.Trait(status=Status.SCHEDULED, parked_reason="paused")
-        running = factory.Trait(status=Status.RUNNING, was_run=True)
-        ok = factory.Trait(status=Status.OK, was_run=True, is_final=True)
-        error = factory.Trait(
-            status=Status.ERROR,
-            was_run=True,
-            is_final=True,
-            error="ValueError: boom",
-            errors=factory.LazyAttribute(
-                lambda row: [
-                    {
-                        "attempt": 1,
-                        "exception": "builtins.ValueError",
-                        "message": "boom",
-                        "traceback": "Traceback (most recent call last):\nValueError: boom\n",
-                        "worker": str(row.worker_id),
-                        "started_at": row.started_at.isoformat(),
-                        "ended_at": row.completed_at.isoformat(),
-                    }
-                ]
-            ),
-        )
-        cancelled = factory.Trait(status=Status.CANCELLED, is_final=True, cancelled_by_name="a person")
+        running = factory.Trait(status=Status.RUNNING)
+        ok = factory.Trait(status=Status.OK)
+        failed = factory.Trait(status=Status.ERROR)
+        cancelled = factory.Trait(status=Status.CANCELLED)
+        was_run = factory.LazyAttribute(lambda row: row.status in {Status.RUNNING, Status.OK, Status.ERROR})
 
     id = factory.LazyFunction(uuid7)
     job_name = "acc.mark"
@@ -103,12 +95,24 @@ class JobExecutionFactory(DjangoModelFactory[JobExecution]):
     organization_id = None
     key = ""
     key_digest = factory.LazyAttribute(_digest)
-    active_key = factory.LazyAttribute(lambda row: _digest(row) or None if row.status in LIVE else None)
+    active_key = factory.LazyAttribute(lambda row: (_digest(row) or None) if row.status in LIVE else None)
     max_attempts = 1
-    scheduled_at = factory.SelfAttribute("now")
+    attempt = factory.LazyAttribute(lambda row: int(row.was_run))
+    run_no = factory.SelfAttribute("attempt")
+    scheduled_at = factory.LazyAttribute(
+        lambda row: row.now + timedelta(minutes=1) if row.status == Status.SCHEDULED else row.now
+    )
     created_at = factory.LazyAttribute(lambda row: row.now - timedelta(seconds=2))
     updated_at = factory.SelfAttribute("now")
     hinted_at = factory.SelfAttribute("created_at")
+    started_at = factory.LazyAttribute(lambda row: row.now - timedelta(seconds=1) if row.was_run else None)
+    completed_at = factory.LazyAttribute(lambda row: row.now if row.status in FINAL else None)
+    worker_id = factory.LazyAttribute(
+        lambda row: (row.worker or WorkerFactory(now=row.now)).pk if row.was_run or row.worker else None
+    )
+    error = factory.LazyAttribute(lambda row: "ValueError: boom" if row.status == Status.ERROR else "")
+    errors = factory.LazyAttribute(_errors)
+    cancelled_by_name = factory.LazyAttribute(lambda row: "a person" if row.status == Status.CANCELLED else "")
 
 
 class JobStateFactory(DjangoModelFactory[JobState]):
