@@ -40,7 +40,7 @@ ROUTES: dict[Edge, tuple[str, tuple[int, int, str]]] = {
     (Status.PENDING, Status.CANCELLED): ("M180 214 C170 440 560 440 800 356", (400, 424, "middle")),
     (Status.SCHEDULED, Status.CANCELLED): ("M463 338 C560 350 680 350 780 338", (600, 364, "middle")),
     (Status.ERROR, Status.PENDING): ("M830 46 C760 -10 280 -20 236 164", (400, 52, "middle")),
-    (Status.CANCELLED, Status.PENDING): ("M918 322 C1040 60 880 -40 520 -24 C320 -14 236 60 216 164", (262, 40, "end")),
+    (Status.CANCELLED, Status.PENDING): ("M918 322 C990 250 985 20 880 -8 C760 -40 290 -50 216 164", (252, 40, "end")),
 }
 
 
