@@ -1,0 +1,23 @@
+"""The Django app: imports the checks and every app's jobs.py once all models are loaded."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+from django_jobs import registry
+
+
+class DjangoJobsConfig(AppConfig):
+    """Makes the jobs of a project known to each of its processes; starts no thread and asks no database."""
+
+    name = "django_jobs"
+    verbose_name = _("Jobs")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the checks, then the jobs; what is wrong with a jobs.py is raised here."""
+        from django_jobs import checks  # noqa: F401 - registers itself
+
+        registry.autodiscover()
+        registry.resolve()

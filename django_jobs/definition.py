@@ -1,0 +1,399 @@
+"""@job and Job: what one job is, and the calls a project makes on it; the work behind the calls is in services."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Unpack, overload
+
+from asgiref.sync import iscoroutinefunction
+from django.utils.module_loading import import_string
+
+from django_jobs import options as check
+from django_jobs import registry
+from django_jobs.conf import get_settings
+from django_jobs.context import JobContext, enter_context, leave_context
+from django_jobs.exceptions import DefinitionError, InvalidPayload
+from django_jobs.options import INHERIT, UNSET, JobOptions, Keep, Middleware, PushOptions
+from django_jobs.payloads import Schema
+from django_jobs.retries import Retry
+from django_jobs.states import Status
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from django_jobs.models import JobExecution
+    from django_jobs.schedules import Cron
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Job(Generic[P]):
+    """One registered job; made by @job. Two jobs are equal when their names are."""
+
+    # Not slotted: __doc__, __name__ and __wrapped__ of the handler live on the instance, as functools.wraps puts them.
+    name: str
+    func: Callable[..., Any]
+    schema: Schema
+    is_async: bool
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    cron: Cron | None = None
+    misfire: str = "latest"
+    misfire_grace: float | None = None
+    overlap: str = "skip"
+    priority: int = 0
+    queue: str = "default"
+    # None inherits the setting, here and in timeout (where 0 is no limit) and record.
+    retry: Retry | None = None
+    timeout: float | None = None
+    interrupt: bool = True
+    concurrency: int | None = None
+    record: str | None = None
+    keep: Keep = field(default_factory=Keep)
+    atomic: bool = False
+    use: tuple[Middleware | str, ...] = ()
+    sensitive: bool = False
+    # Was the name made from app and function, not given?
+    is_default_name: bool = False
+    # What using() set on this copy.
+    options: PushOptions = field(default_factory=PushOptions)
+
+    def __post_init__(self) -> None:
+        """Wear the handler's name and documentation."""
+        for attribute in functools.WRAPPER_ASSIGNMENTS:
+            self.__dict__[attribute] = getattr(self.func, attribute, None)
+        self.__dict__["__wrapped__"] = self.func
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(f"{self.name}: a Job is not pickled; send its name and call registry.get(name) there.")
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the handler here and now, without a row; a context is supplied if it takes one."""
+        if not self.takes_context or (args and isinstance(args[0], JobContext)):
+            return self.func(*args, **kwargs)
+        context = JobContext.detached(self.name, kwargs)
+        if self.is_async:
+            return self._acall(context, args, kwargs)
+        token = enter_context(context)
+        try:
+            return self.func(context, *args, **kwargs)
+        finally:
+            leave_context(token)
+
+    def push(self, /, *args: P.args, **kwargs: P.kwargs) -> JobExecution:
+        """Add an execution with these arguments to the outbox; it runs after the transaction commits.
+
+        Raises InvalidPayload, before anything is written. `created` of the returned row says whether a key found a live
+        one.
+        """
+        from django_jobs import services
+
+        return services.push(self.base, self.options, self._dumped(args, kwargs))
+
+    async def apush(self, /, *args: P.args, **kwargs: P.kwargs) -> JobExecution:
+        """See push()."""
+        from django_jobs import services
+
+        return await services.apush(self.base, self.options, self._dumped(args, kwargs))
+
+    def push_many(self, items: Iterable[Mapping[str, Any] | Item], /) -> list[JobExecution]:
+        """Add one execution for each dict of arguments, or item(), all or none of them; the order is kept."""
+        from django_jobs import services
+
+        return services.push_many(self._items(items))
+
+    async def apush_many(self, items: Iterable[Mapping[str, Any] | Item], /) -> list[JobExecution]:
+        """See push_many()."""
+        from django_jobs import services
+
+        return await services.apush_many(self._items(items))
+
+    def item(self, /, *args: Any, **values: Any) -> Item:
+        """Return one entry for push_many(): arguments of the handler, and options of using() under their names.
+
+        A name that is both belongs to the handler; such an option is given by `job.using(…).item(…)`.
+        """
+        given = {name: values.pop(name) for name in check.PUSH if name in values and name not in self.schema.parameters}
+        job = self.using(**given) if given else self
+        return Item(job=self.base, options=job.options, payload_json=job._dumped(args, values))
+
+    def using(
+        self,
+        *,
+        key: str | None = UNSET,
+        delay: timedelta | float | None = UNSET,
+        scheduled_at: datetime | None = UNSET,
+        priority: int | str | None = UNSET,
+        queue: str | None = UNSET,
+        organization_id: str | int | UUID | None = UNSET,
+        by: Any = UNSET,
+    ) -> Job[P]:
+        """Return a copy whose pushes carry these options; scheduled_at wins over delay. Raises DefinitionError."""
+        given = {
+            "key": key,
+            "delay": delay,
+            "scheduled_at": scheduled_at,
+            "priority": priority,
+            "queue": queue,
+            "organization_id": organization_id,
+            "by": by,
+        }
+        with check.naming(self.name):
+            changed = check.push_options(self.options, given)
+        copy: Job[P] = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, options=changed, base=self.base)
+        return copy
+
+    def trigger(self, *, by: Any = None) -> JobExecution:
+        """Run a cron job now; raise AlreadyRunning when overlap="skip" and an execution of it lives."""
+        from django_jobs import services
+
+        return services.trigger(self.base, by=self._trigger_by(by))
+
+    async def atrigger(self, *, by: Any = None) -> JobExecution:
+        """See trigger()."""
+        from django_jobs import services
+
+        return await services.atrigger(self.base, by=self._trigger_by(by))
+
+    @functools.cached_property
+    def base(self) -> Job[P]:
+        """The job as it is registered, for copies made by using(); the sender of the signals."""
+        return self
+
+    @functools.cached_property
+    def module_spec(self) -> Any:
+        """The import of the module that defined the handler; another object after every reload."""
+        return getattr(inspect.unwrap(self.func), "__globals__", {}).get("__spec__")
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether the handler's first parameter is a JobContext."""
+        return self.schema.takes_context
+
+    @property
+    def kind(self) -> Literal["cron", "push"]:
+        """Whether time or a push asks for runs."""
+        return "push" if self.cron is None else "cron"
+
+    @property
+    def mode(self) -> str:
+        """How runs come about: "cron", or what the dispatcher in force does: "database", "queue" or "direct"."""
+        from django_jobs import services
+
+        return services.mode(self)
+
+    @property
+    def effective_retry(self) -> Retry | None:
+        """The retry policy in force."""
+        return self.retry if self.retry is not None else Retry.of(get_settings().default_retry)
+
+    @property
+    def retries(self) -> int:
+        """How often a failed execution runs again."""
+        retry = self.effective_retry
+        return 0 if retry is None else retry.retries
+
+    @property
+    def has_retry(self) -> bool:
+        """Whether a crash leads to another run."""
+        return self.retries > 0
+
+    @property
+    def max_attempts(self) -> int:
+        """How often an execution pushed now may run."""
+        return self.retries + 1
+
+    @property
+    def effective_timeout(self) -> float | None:
+        """The seconds one attempt may take; None for no limit."""
+        return get_settings().timeout if self.timeout is None else self.timeout or None
+
+    @property
+    def effective_record(self) -> str:
+        """Which finished rows are kept at all: "all", "error" or "none"."""
+        return self.record or get_settings().record
+
+    @property
+    def effective_keep(self) -> Keep:
+        """How many finished rows are kept, every field filled in."""
+        settings = get_settings()
+        own = self.keep
+        return Keep(
+            ok=settings.keep_ok if own.ok is INHERIT else own.ok,
+            error=settings.keep_error if own.error is INHERIT else own.error,
+            cancelled=settings.keep_cancelled if own.cancelled is INHERIT else own.cancelled,
+            max_age=settings.keep_max_age if own.max_age is INHERIT else own.max_age,
+        )
+
+    def retention(self, status: Status | str) -> int | None:
+        """Return how many finished rows of this status are kept, `record` and `keep` folded together; None means all.
+
+        A cron job that names no `record` keeps its last success under RECORD "error", so that "last run" stays true.
+        """
+        record = self.effective_record
+        if record == "none":
+            return 0
+        if record == "error" and status == Status.OK:
+            return 1 if self.cron is not None and self.record is None and self.keep.ok is not None else 0
+        count: int | None = getattr(self.keep, Status(status).value)
+        return getattr(get_settings(), f"keep_{Status(status).value}") if count is INHERIT else count
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middleware around the handler, outermost first: the settings' own, then that of `use`."""
+        settings = get_settings()
+        made_for, chain = self.__dict__.get("_chain", (None, ()))
+        if made_for is not settings:
+            entries = (*settings.middleware, *self.use)
+            chain = tuple(import_string(entry) if isinstance(entry, str) else entry for entry in entries)
+            self.__dict__["_chain"] = settings, chain
+        return chain  # type: ignore[no-any-return]
+
+    def resolve(self) -> None:
+        """Settle what waited for other modules; raise DefinitionError for what turns out to be wrong."""
+        self.schema.resolve()
+        if self.is_default_name and (name := registry.default_name(self.func)) != self.name:
+            raise DefinitionError(
+                f"{self.name} was defined before the app registry was ready and its app turned out to make it {name}: "
+                f"give it name=…, or import {self.func.__module__} later."
+            )
+        if self.cron is not None and self.schema.required:
+            raise DefinitionError(_split(self))
+
+    def _dumped(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+        if self.cron is not None:
+            raise DefinitionError(f"{self.name} is a cron job, which nobody pushes; call trigger() to run it now.")
+        return self.schema.dump(tuple(args), kwargs)
+
+    def _items(self, items: Iterable[Mapping[str, Any] | Item]) -> list[Item]:
+        made = []
+        for index, item in enumerate(items):
+            if isinstance(item, Item):
+                if item.job != self:
+                    raise DefinitionError(f"{self.name}: item {index} is one of {item.job.name}; push it there.")
+                made.append(item)
+            elif isinstance(item, Mapping):
+                try:
+                    text = self._dumped((), item)
+                except InvalidPayload as error:
+                    raise InvalidPayload(f"item {index}: {error}") from error
+                made.append(Item(job=self.base, options=self.options, payload_json=text))
+            else:
+                raise InvalidPayload(f"{self.name}: item {index} is {type(item).__name__}; expected a dict or item(…).")
+        return made
+
+    def _trigger_by(self, by: Any) -> Any:
+        if self.cron is None:
+            raise DefinitionError(f"{self.name} is no cron job; call using(by=…).push(…).")
+        given = [name for name in check.PUSH if name != "by" and getattr(self.options, name) is not None]
+        if given:
+            raise DefinitionError(f"{self.name}: {given[0]}= is for push(); a cron job takes it from its definition.")
+        check.attribution(by)
+        return self.options.by if by is None else by
+
+    async def _acall(self, context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        token = enter_context(context)
+        try:
+            return await self.func(context, *args, **kwargs)
+        finally:
+            leave_context(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One checked entry of push_many(); made by Job.item()."""
+
+    job: Job[...]
+    options: PushOptions
+    payload_json: str
+
+
+class JobDecorator(Protocol):
+    """What `job(…)` with options returns; a leading JobContext is no parameter of the job."""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[JobContext, P], Any], /) -> Job[P]: ...
+    @overload
+    def __call__(self, func: Callable[P, Any], /) -> Job[P]: ...
+
+
+@overload
+def job(func: Callable[Concatenate[JobContext, P], Any], /) -> Job[P]: ...
+@overload
+def job(func: Callable[P, Any], /) -> Job[P]: ...
+@overload
+def job(**options: Unpack[JobOptions]) -> JobDecorator: ...
+def job(func: Any = None, /, **options: Any) -> Any:
+    """Register a function as a job, bare or with options; raise DefinitionError for everything that is wrong."""
+    # The locals of a job that is made inside a function: its annotations may name classes made there.
+    frame = sys._getframe(1)
+    localns = frame.f_locals if frame.f_locals is not frame.f_globals else None
+    if func is None:
+        return lambda function: _define(function, options, localns)
+    return _define(func, options, localns)
+
+
+def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | None) -> Job[...]:
+    _check_function(func)
+    given = options.get("name")
+    with check.naming(given or func.__qualname__):
+        check.check_known(options)
+        name = check.name(registry.default_name(func) if given is None else given)
+    with check.naming(name):
+        is_async = iscoroutinefunction(func) or iscoroutinefunction(inspect.unwrap(func))
+        fields = check.job_options(options, is_async=is_async)
+        aliases = check.aliases(options.get("aliases", ()))
+    made: Job[...] = Job(
+        name=name,
+        func=func,
+        schema=Schema(name, func, localns),
+        is_async=is_async,
+        aliases=aliases,
+        is_default_name=given is None,
+        description=_description(func, options.get("description")),
+        **fields,
+    )
+    if made.schema.is_resolved:
+        made.resolve()
+    registry.register(made)
+    return made
+
+
+def _check_function(func: Any) -> None:
+    plain = inspect.unwrap(func) if callable(func) and not isinstance(func, Job) else func
+    if not inspect.isfunction(plain) or isinstance(func, type):
+        what = "a job already" if isinstance(func, Job) else f"{func!r}"
+        raise DefinitionError(f"@job decorates a plain function, written `@job` or `@job(name=…)`; this is {what}.")
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise DefinitionError(f"{func.__qualname__}: a generator is no handler; nobody would iterate it. Use a loop.")
+
+
+def _description(func: Any, given: Any) -> str:
+    if given is None:
+        given = (inspect.getdoc(func) or "").strip().partition("\n")[0]
+    if not isinstance(given, str):
+        raise DefinitionError(f"{func.__qualname__}: description={given!r}; expected text.")
+    return given
+
+
+def _split(made: Job[...]) -> str:
+    return (
+        f"{made.name} is a cron job, but its handler needs {', '.join(sorted(made.schema.required))}. A job is cron or "
+        f"pushed, never both: split it into a cron job that takes nothing and a pushed one that it pushes."
+    )

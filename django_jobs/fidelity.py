@@ -1,0 +1,150 @@
+"""Whether a value survives storage as JSON on every engine: what payloads.py asks before a push is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import math
+import types
+import typing
+import uuid
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+MAX_DEPTH = 64
+# JSON numbers beyond these become floats on MySQL.
+SMALLEST, LARGEST = -(2**63), 2**64 - 1
+# Their JSON form is exact in both directions, whatever the value.
+EXACT = {str, int, bool, float, types.NoneType, uuid.UUID, decimal.Decimal, datetime.date}
+
+
+def is_lossless(annotation: Any) -> bool:
+    """Return whether every value that this annotation accepts is rebuilt equal and with the same type.
+
+    Datetimes, times and durations are not among them: a zone without a fixed offset, or seconds in an offset, are lost.
+    """
+    if isinstance(annotation, type) and annotation in EXACT:
+        return True
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {list, set, frozenset}:
+        return is_lossless(args[0])
+    if origin is tuple:
+        return len(args) == 2 and args[1] is ... and is_lossless(args[0])
+    if origin is dict:
+        return args[0] is str and is_lossless(args[1])
+    if origin in {typing.Union, types.UnionType}:
+        some = [arg for arg in args if arg is not types.NoneType]
+        return len(some) == 1 and is_lossless(some[0])
+    return origin is typing.Literal and all(type(arg) is str for arg in args)
+
+
+def flaw(tree: Any, path: str, depth: int = 0) -> str | None:
+    """Return what no engine, or not every engine, stores of a JSON tree, as "path: reason"; None when all is well."""
+    if isinstance(tree, str):
+        if "\x00" in tree:
+            return f"{path}: holds a NUL character, which PostgreSQL cannot store"
+        if not tree.isascii() and any("\ud800" <= character <= "\udfff" for character in tree):
+            return f"{path}: holds a lone surrogate, which is no text"
+        return None
+    if isinstance(tree, int):
+        return None if SMALLEST <= tree <= LARGEST else f"{path}: is beyond 64 bits, which MySQL rounds; send text"
+    if isinstance(tree, float):
+        return None if math.isfinite(tree) else f"{path}: {tree} is not JSON"
+    if depth >= MAX_DEPTH and isinstance(tree, dict | list):
+        return f"{path}: is nested deeper than {MAX_DEPTH} levels"
+    found: str | None = None
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            found = flaw(key, f"{path}.{key!a}") or flaw(value, f"{path}.{key}", depth + 1)
+            if found:
+                break
+    elif isinstance(tree, list):
+        found = next(filter(None, (flaw(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(tree))), None)
+    return found
+
+
+def as_stored(tree: Any) -> Any:
+    """Return the JSON tree as PostgreSQL gives it back: jsonb writes a float with an exponent as a whole number."""
+    if isinstance(tree, dict):
+        return {key: as_stored(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [as_stored(value) for value in tree]
+    return int(tree) if isinstance(tree, float) and "e+" in repr(tree) else tree
+
+
+def difference(sent: Any, back: Any, path: str) -> str | None:
+    """Return where two values differ, types included, as "path: reason"; None when they are the same."""
+    if isinstance(sent, float) and not math.isfinite(sent):
+        return f"{path}: {sent} is not JSON"
+    if type(sent) is not type(back):
+        return f"{path}: {_kind(sent)} comes back as {_kind(back)}"
+    if isinstance(sent, dict):
+        return _of_pairs(sent, back, path)
+    if isinstance(sent, list | tuple):
+        if len(sent) != len(back):
+            return f"{path}: comes back with another length"
+        pairs = enumerate(zip(sent, back, strict=True))
+        return next(filter(None, (difference(a, b, f"{path}[{i}]") for i, (a, b) in pairs)), None)
+    if isinstance(sent, set | frozenset):
+        same = {(type(item), item) for item in sent} == {(type(item), item) for item in back}
+        return None if same else f"{path}: the members of the set come back changed"
+    if isinstance(sent, BaseModel):
+        return _of_pairs(
+            {**sent.__dict__, **(sent.__pydantic_extra__ or {})},
+            {**back.__dict__, **(back.__pydantic_extra__ or {})},
+            path,
+        )
+    if dataclasses.is_dataclass(sent):
+        names = [field.name for field in dataclasses.fields(sent)]
+        return next(filter(None, (difference(getattr(sent, n), getattr(back, n), f"{path}.{n}") for n in names)), None)
+    if isinstance(sent, datetime.datetime | datetime.time):
+        # Not `==`: it says no for an hour that exists twice, whenever the two zones are different objects.
+        same = (sent.utcoffset(), sent.replace(tzinfo=None, fold=0)) == (
+            back.utcoffset(),
+            back.replace(tzinfo=None, fold=0),
+        ) and (sent.tzinfo is None) is (back.tzinfo is None)
+        return None if same else f"{path}: {_kind(sent)} loses its time zone"
+    return None if _equal(sent, back) else f"{path}: {_kind(sent)} comes back with another value"
+
+
+def unserializable(value: Any, path: str) -> str:
+    """Return the path of the first part of a value that has no JSON form, with its type, as "path: reason"."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        parts = [(f"{path}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+        parts = [(f"{path}.{key}", item) for key, item in vars(value).items()] if hasattr(value, "__dict__") else []
+    for inner, item in parts:
+        try:
+            to_jsonable_python(item)
+        except Exception:  # noqa: BLE001 - any failure means that this part is the one
+            return unserializable(item, inner)
+    return f"{path}: {_kind(value)} has no JSON form"
+
+
+def _of_pairs(sent: dict[Any, Any], back: dict[Any, Any], path: str) -> str | None:
+    for key, value in sent.items():
+        if key not in back:
+            return f"{path}.{key}: the key {key!a} does not come back"
+        if found := difference(value, back[key], f"{path}.{key}"):
+            return found
+    for key, other in zip(sorted(sent, key=repr), sorted(back, key=repr), strict=False):
+        if type(key) is not type(other):
+            return f"{path}.{key}: its key comes back as {_kind(other)}"
+    return None if len(sent) == len(back) else f"{path}: comes back with more keys"
+
+
+def _equal(sent: Any, back: Any) -> bool:
+    try:
+        return bool(sent == back)
+    except Exception:  # noqa: BLE001 - a class whose == raises cannot be checked, so it is not accepted
+        return False
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,160 @@
+"""Which jobs this process knows, by name; filled by @job, read by push, the workers, the scheduler and the admin."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any
+
+from django.apps import AppConfig, apps
+from django.utils.module_loading import module_has_submodule
+
+from django_jobs.exceptions import DefinitionError, UnknownJob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_jobs.definition import Job
+
+_jobs: dict[str, Job[...]] = {}
+# Every name, aliases included.
+_names: dict[str, Job[...]] = {}
+# The same names in one case: MySQL compares without case, so two names must differ in more than that.
+_folded: dict[str, str] = {}
+_lock = threading.RLock()
+
+
+def register(job: Job[...]) -> None:
+    """Add a job under its name and aliases; raise DefinitionError when another job has one of them.
+
+    A module that is imported again (autoreload, importlib.reload, a second import path) replaces its own jobs.
+    """
+    with _lock:
+        known = _jobs.get(job.name)
+        if known is not None and _is_reimport(known, job):
+            unregister(job.name)
+        taken = _names | {name: _names[exact] for name, exact in _folded.items()}
+        for name in (job.name, *job.aliases):
+            other = taken.get(name) or taken.get(name.casefold())
+            if other is not None:
+                raise DefinitionError(
+                    f"Two jobs are called {name!r}: {place(other)} and {place(job)}. "
+                    f"Names and aliases are unique, also without case: give one of them another name=…."
+                )
+        _jobs[job.name] = job
+        for name in (job.name, *job.aliases):
+            _names[name] = job
+            _folded[name.casefold()] = name
+
+
+def unregister(name: str) -> None:
+    """Forget the job registered under this name, and its aliases; unknown names are ignored."""
+    with _lock:
+        job = _jobs.pop(name, None)
+        for known in (job.name, *job.aliases) if job else ():
+            del _names[known], _folded[known.casefold()]
+
+
+def get(name: str) -> Job[...]:
+    """Return the job of this name or alias; raise UnknownJob with a suggestion."""
+    try:
+        return _names[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, _names, n=1)
+        mend = f"did you mean {near[0]!r}?" if near else "is the jobs.py of its app imported?"
+        raise UnknownJob(f"No job is called {name!r}; {mend}") from None
+
+
+def find(name: str) -> Job[...] | None:
+    """Return the job of this name or alias, None when it is not registered."""
+    return _names.get(name)
+
+
+def all_jobs() -> list[Job[...]]:
+    """Return every job, sorted by name."""
+    return [_jobs[name] for name in sorted(_jobs)]
+
+
+def names() -> frozenset[str]:
+    """Return every name that a row of a known job can carry, aliases included."""
+    return frozenset(_names)
+
+
+@contextlib.contextmanager
+def isolated(*, empty: bool = False) -> Iterator[None]:
+    """Undo what is registered or unregistered inside the block; `empty` begins it without any job. For tests."""
+    tables: list[dict[str, Any]] = [_jobs, _names, _folded]
+    with _lock:
+        saved = [dict(table) for table in tables]
+        if empty:
+            for table in tables:
+                table.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            for table, content in zip(tables, saved, strict=True):
+                table.clear()
+                table.update(content)
+
+
+def autodiscover() -> None:
+    """Import the `jobs` module of every installed app; a missing one is fine, a broken one raises and names itself."""
+    for config in apps.get_app_configs():
+        module = f"{config.name}.jobs"
+        # Asked beforehand: an ImportError raised inside a jobs.py must not pass for "no jobs.py".
+        if config.module is None or not module_has_submodule(config.module, "jobs"):
+            continue
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            error.add_note(f"django_jobs: raised while importing the jobs of app {config.label!r} ({module}).")
+            raise
+
+
+def resolve() -> None:
+    """Settle what had to wait for all modules: forward references, and names made before the apps were ready."""
+    for job in all_jobs():
+        job.resolve()
+
+
+def place(job: Job[...]) -> str:
+    """Return where the handler of a job is written, for messages."""
+    return place_of(job.func)
+
+
+def place_of(func: Any) -> str:
+    """Return module, qualified name, file and line of a function."""
+    code = inspect.unwrap(func).__code__
+    return f"{func.__module__}.{func.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def default_name(func: Any) -> str:
+    """Return `<app_label>.<function>`, or the dotted module and the function outside of any app.
+
+    Before the app registry is ready the label is taken from the package, as AppConfig does by default; Job.resolve()
+    raises when the app turns out to have another label.
+    """
+    module, name = func.__module__, func.__name__
+    package, _, leaf = module.rpartition(".")
+    if not apps.apps_ready:
+        return f"{package.rpartition('.')[2] or leaf}.{name}"
+    config: AppConfig | None = apps.get_containing_app_config(module)
+    return f"{config.label}.{name}" if config else f"{module}.{name}"
+
+
+def _is_reimport(known: Job[...], job: Job[...]) -> bool:
+    old, new = inspect.unwrap(known.func), inspect.unwrap(job.func)
+    if old.__qualname__ != new.__qualname__ or old.__code__ is new.__code__:
+        # One code object twice: a factory or a loop made two jobs.
+        return False
+    if old.__module__ == new.__module__ == "__main__":
+        # A shell or a notebook, where a definition is typed again.
+        return True
+    if old.__module__ != new.__module__ and old.__code__.co_filename != new.__code__.co_filename:
+        return False
+    # Every import of a module, a reload too, makes a new spec: within one import the second definition is another job.
+    return known.module_spec is not job.module_spec

@@ -1,0 +1,153 @@
+"""How often and how soon a failed job runs again: Retry and Backoff, which hold no state and read no settings."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django_jobs.conf import MAX_SECONDS, seconds
+from django_jobs.exceptions import DefinitionError
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRIES = 30_000
+WHEN = "a callable (exception) -> bool, an exception class or a tuple of them"
+
+
+def _duration(value: Any, what: str) -> float:
+    try:
+        return seconds(value, what=what)
+    except ValueError as error:
+        raise DefinitionError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Exponential waiting: `initial` times `factor` per attempt, never above `max`; durations are timedelta or seconds.
+
+    With jitter="full" the wait is drawn between 0 and that, so that failures of one cause do not come back together.
+    """
+
+    initial: timedelta | float = 5
+    factor: float = 2
+    max: timedelta | float = 1800
+    jitter: str | None = "full"
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a duration, a factor or a known jitter."""
+        object.__setattr__(self, "initial", _duration(self.initial, "Backoff(initial=…)"))
+        object.__setattr__(self, "max", _duration(self.max, "Backoff(max=…)"))
+        factor = self.factor
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+            raise DefinitionError(f"Backoff(factor={factor!r}); expected a number from 1 up.")
+        if self.jitter not in {None, "full"}:
+            raise DefinitionError(f'Backoff(jitter={self.jitter!r}); expected "full" or None.')
+
+    def delay(self, attempt: int) -> float:
+        """Return the seconds to wait after attempt number `attempt`, counted from 1; any number is safe."""
+        initial, ceiling = float(self.initial), float(self.max)  # type: ignore[arg-type]  # __post_init__ made floats
+        steps = max(attempt, 1) - 1
+        # Compared as logarithms: the power itself overflows long before the attempts end.
+        if not initial:
+            wait = 0.0
+        elif steps * math.log(self.factor) >= math.log(max(ceiling, initial) / initial):
+            wait = ceiling
+        else:
+            wait = min(initial * self.factor**steps, ceiling)
+        return random.uniform(0, wait) if self.jitter else wait
+
+
+BackoffLike = Backoff | timedelta | float | Sequence[timedelta | float] | Callable[[int, BaseException], Any] | None
+WhenLike = Callable[[Any], bool] | type[BaseException] | tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Run a failed job up to `retries` more times.
+
+    `backoff` is a Backoff, one duration, a sequence of them (its last one goes on), None for at once, or a callable
+    `(attempt, exception)` that returns a duration. `when` says which exceptions are worth another run: a callable,
+    an exception class or a tuple of classes; None means all.
+    """
+
+    retries: int
+    _: KW_ONLY
+    backoff: BackoffLike = field(default_factory=Backoff)
+    when: WhenLike | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be followed when the job fails."""
+        count = self.retries
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_RETRIES:
+            raise DefinitionError(f"retries is {count!r}; expected a whole number from 0 to {MAX_RETRIES}.")
+        object.__setattr__(self, "backoff", _backoff(self.backoff))
+        when = self.when
+        classes = when if isinstance(when, tuple) else (when,)
+        if isinstance(when, tuple | type):
+            if not classes or not all(isinstance(item, type) and issubclass(item, BaseException) for item in classes):
+                raise DefinitionError(f"when is {when!r}; expected {WHEN}.")
+        elif when is not None and not callable(when):
+            raise DefinitionError(f"when is {when!r}; expected {WHEN}.")
+
+    @classmethod
+    def of(cls, value: Any) -> Retry | None:
+        """Return a Retry for what `retry=` takes: None, a number of retries, or a Retry."""
+        return value if value is None or isinstance(value, cls) else cls(value)
+
+    def allows(self, exception: BaseException) -> bool:
+        """Return whether this exception is worth another run; a `when` that raises says no, and is logged."""
+        when = self.when
+        if when is None:
+            return True
+        if isinstance(when, tuple | type):
+            return isinstance(exception, when)
+        try:
+            return bool(when(exception))
+        except Exception:
+            logger.exception("The `when` of a retry raised; the job is not retried.")
+            return False
+
+    def delay(self, attempt: int, exception: BaseException) -> float:
+        """Return the seconds to wait after attempt number `attempt` (from 1) failed with `exception`; never raises."""
+        backoff = self.backoff
+        if backoff is None:
+            return 0.0
+        if isinstance(backoff, Backoff):
+            return backoff.delay(attempt)
+        if isinstance(backoff, tuple):
+            return backoff[min(max(attempt, 1), len(backoff)) - 1]
+        return _called(backoff, attempt, exception)  # type: ignore[arg-type]  # _backoff() left nothing else
+
+
+def _backoff(value: Any) -> Backoff | tuple[float, ...] | Callable[[int, BaseException], Any] | None:
+    if value is None or isinstance(value, Backoff):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
+        return tuple(_duration(item, f"backoff[{index}]") for index, item in enumerate(value))
+    if callable(value) and not isinstance(value, type):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, bool) or not isinstance(value, timedelta | int | float):
+        raise DefinitionError(
+            f"backoff is {value!r}; expected Backoff(…), a duration, a sequence of durations, None or a callable."
+        )
+    return (_duration(value, "backoff"),)
+
+
+def _called(backoff: Callable[[int, BaseException], Any], attempt: int, exception: BaseException) -> float:
+    try:
+        value = backoff(attempt, exception)
+        wait = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    except Exception:
+        logger.exception("A backoff callable raised or returned no duration; the default backoff is used.")
+        return Backoff().delay(attempt)
+    if math.isnan(wait):
+        logger.warning("A backoff callable returned NaN; the default backoff is used.")
+        return Backoff().delay(attempt)
+    if not 0 <= wait <= MAX_SECONDS:
+        logger.warning("A backoff callable returned %r seconds; it is kept between 0 and ten years.", wait)
+    return min(max(wait, 0.0), MAX_SECONDS)

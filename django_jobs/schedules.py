@@ -1,0 +1,216 @@
+"""Cron: which instants an expression means in a time zone, read by the definition, the scheduler and the admin."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cache
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from croniter import CroniterError, croniter
+
+from django_jobs.conf import get_settings
+from django_jobs.exceptions import DefinitionError
+
+SECOND = timedelta(seconds=1)
+DAY = timedelta(days=1)
+# The sizes of minute, hour, day of month, month, day of week and second: a wider step never steps.
+SIZES = (60, 24, 31, 12, 7, 60)
+LONGEST = 200
+HASHED = re.compile(r"(?i)(^|[\s,])[hr](?=[\s,/(]|$)")
+GRAMMAR = "five fields, or six with seconds last (minute hour day month weekday [second])"
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression in a time zone (None: the project's TIME_ZONE, read late).
+
+    An expression whose hour field covers all 24 hours counts in real time. Any other counts by the wall clock: a time
+    that the clock shows twice counts once, at its first pass; one that the clock leaves out counts at the jump; several
+    that fall on one instant are one. With both a day of month and a day of week either is enough, as in croniter.
+    """
+
+    expression: str
+    zone: str | tzinfo | None = None
+    # Does it mean more than one instant within some minute?
+    is_sub_minute: bool = field(init=False, repr=False, compare=False)
+    _every_hour: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be kept as a schedule, by DefinitionError."""
+        expression = parse(self.expression)
+        values = _expanded(expression)
+        put = object.__setattr__
+        put(self, "expression", expression)
+        put(self, "zone", zone_name(self.zone))
+        put(self, "is_sub_minute", len(values) == 6 and _covers(values[5], 60) > 1)
+        put(self, "_every_hour", _covers(values[1], 24) == 24)
+
+    def __str__(self) -> str:
+        return f"{self.expression} {self.effective_zone}"
+
+    @property
+    def effective_zone(self) -> str:
+        """The name of the time zone in force."""
+        return str(self.zone) if self.zone else get_settings().time_zone
+
+    @property
+    def tz(self) -> ZoneInfo:
+        """The time zone in force."""
+        return ZoneInfo(self.effective_zone)
+
+    def next_after(self, instant: datetime) -> datetime:
+        """Return the first tick strictly after an aware instant, in UTC."""
+        start = instant.astimezone(UTC).replace(microsecond=0)
+        return self._next_real(start) if self._every_hour else self._next_wall(start)
+
+    def previous_before(self, instant: datetime) -> datetime | None:
+        """Return the last tick strictly before an aware instant, in UTC; None when there was none in 50 years."""
+        end = instant.astimezone(UTC)
+        for gap in (SECOND * 61, SECOND * 3600, DAY, 32 * DAY, 367 * DAY, 9 * 366 * DAY, 50 * 366 * DAY):
+            low = end - gap
+            if self.next_after(low) < end:
+                break
+        else:
+            return None
+        # The last second after which a tick still follows before the end is the one before the tick looked for.
+        high = end
+        while high - low > SECOND:
+            middle = low + (high - low) / 2
+            low, high = (middle, high) if self.next_after(middle) < end else (low, middle)
+        return self.next_after(low)
+
+    def between(self, after: datetime, until: datetime, limit: int) -> list[datetime]:
+        """Return at most `limit` ticks later than `after` and not later than `until`, the oldest first."""
+        ticks: list[datetime] = []
+        tick = self.next_after(after)
+        while tick <= until and len(ticks) < limit:
+            ticks.append(tick)
+            tick = self.next_after(tick)
+        return ticks
+
+    def _next_real(self, start: datetime) -> datetime:
+        zone = self.tz
+        while True:
+            offset = _offset(start, zone)
+            found = _following(self.expression, _wall(start, offset)).replace(tzinfo=UTC) - offset
+            change = _first_change(start, found, zone)
+            if change is None:
+                return found
+            # The clock moves before that: the wall times after the move are looked at afresh, its own instant included.
+            start = change - SECOND
+            found = _following(self.expression, _wall(start, _offset(change, zone))).replace(tzinfo=UTC)
+            found -= _offset(change, zone)
+            if found == change:
+                return found
+            start = change
+
+    def _next_wall(self, start: datetime) -> datetime:
+        zone = self.tz
+        local = start.astimezone(zone)
+        wall = local.replace(tzinfo=None, fold=0)
+        if local.fold:
+            # Second pass: everything the clock shows up to the end of the repeated hour has had its turn.
+            back = _offset_of(wall, zone, 0) - _offset_of(wall, zone, 1)
+            change = _first_change(start - back, start, zone)
+            if change is not None:
+                wall = _wall(change, _offset(change, zone)) + back - SECOND
+        while True:
+            wall = _following(self.expression, wall)
+            instant = _instant(wall, zone)
+            if instant > start:
+                return instant
+
+
+def parse(expression: Any) -> str:
+    """Return the expression with single spaces; raise DefinitionError for what cannot be kept as a schedule."""
+    if not isinstance(expression, str) or not expression.strip():
+        raise DefinitionError(f"cron={expression!r} is no cron expression; expected {GRAMMAR}.")
+    text = " ".join(expression.split())
+    wrong = f"cron={text[:LONGEST]!r}"
+    if len(text) > LONGEST or re.search(r"\d{5}", text):
+        raise DefinitionError(f"{wrong} is absurdly wide; expected {GRAMMAR}, each within its range.")
+    if text.startswith("@"):
+        if text == "@reboot":
+            raise DefinitionError(f"{wrong} names no time; call a management command where the process starts.")
+    elif len(text.split(" ")) not in {5, 6}:
+        raise DefinitionError(f"{wrong} has {len(text.split(' '))} fields; expected {GRAMMAR}.")
+    if HASHED.search(text):
+        raise DefinitionError(f"{wrong} holds a hashed or random field; write the minute or hour itself.")
+    for part, size in zip(text.split(" "), SIZES, strict=False):
+        for step in re.findall(r"/(\d+)", part):
+            if int(step) >= size:
+                raise DefinitionError(f"{wrong} steps by {step} in a field of {size}, so it never steps; list values.")
+    try:
+        croniter.expand(text)
+        # From a fixed date, so that the answer does not change with the day of the deploy.
+        croniter(text, datetime(2024, 1, 1)).get_next(datetime)  # noqa: DTZ001 - wall time has no zone
+    except (CroniterError, TypeError, ValueError, OverflowError, IndexError, KeyError) as error:
+        raise DefinitionError(f"{wrong} never comes or cannot be read ({error}); expected {GRAMMAR}.") from error
+    return text
+
+
+def zone_name(zone: Any) -> str | None:
+    """Return the name of a time zone given as a name or a tzinfo; raise DefinitionError for one that is not known."""
+    if zone is None:
+        return None
+    name = zone.key if isinstance(zone, ZoneInfo) else "UTC" if zone is UTC else zone
+    if isinstance(name, str) and name:
+        try:
+            return ZoneInfo(name).key
+        except (ValueError, OSError, LookupError):
+            pass
+    raise DefinitionError(f'timezone={zone!r} is not known; expected a name such as "Europe/Paris", or a ZoneInfo.')
+
+
+@cache
+def _expanded(expression: str) -> list[list[Any]]:
+    return list(croniter.expand(expression)[0])
+
+
+def _covers(values: list[Any], size: int) -> int:
+    return size if "*" in values else len(values)
+
+
+def _following(expression: str, wall: datetime) -> datetime:
+    found: datetime = croniter(expression, wall).get_next(datetime)
+    return found
+
+
+def _wall(instant: datetime, offset: timedelta) -> datetime:
+    return instant.replace(tzinfo=None) + offset
+
+
+def _offset(instant: datetime, zone: tzinfo) -> timedelta:
+    return instant.astimezone(zone).utcoffset() or timedelta()
+
+
+def _offset_of(wall: datetime, zone: tzinfo, fold: int) -> timedelta:
+    return wall.replace(tzinfo=zone, fold=fold).utcoffset() or timedelta()
+
+
+def _instant(wall: datetime, zone: tzinfo) -> datetime:
+    """Return the instant of a wall time: its first pass, or the jump of the clock that left it out."""
+    before, after = _offset_of(wall, zone, 0), _offset_of(wall, zone, 1)
+    instant = wall.replace(tzinfo=UTC) - before
+    if before >= after:
+        return instant
+    # Left out (the two passes swap their offsets): the jump lies between the two readings.
+    return _first_change(wall.replace(tzinfo=UTC) - after, instant, zone) or instant
+
+
+def _first_change(start: datetime, end: datetime, zone: tzinfo) -> datetime | None:
+    """Return the first instant in (start, end] at which the zone changes its offset, to the second, or None."""
+    offset, low = _offset(start, zone), start
+    while low < end:
+        # Zones change days apart at the closest.
+        high = min(low + DAY, end)
+        if _offset(high, zone) != offset:
+            while high - low > SECOND:
+                middle = low + timedelta(seconds=(high - low) // SECOND // 2)
+                low, high = (middle, high) if _offset(middle, zone) == offset else (low, middle)
+            return high
+        low = high
+    return None
