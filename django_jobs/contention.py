@@ -58,7 +58,7 @@ def retried(verb: Callable[P, R]) -> Callable[P, R]:
             except DatabaseError as error:
                 if connection.in_atomic_block or attempt == TRIES - 1 or not is_contention(error):
                     raise
-            time.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311 - jitter, not a secret
+            time.sleep(random.uniform(0, 0.01 * 2**attempt))
         raise AssertionError("unreachable")
 
     return call

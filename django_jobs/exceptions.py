@@ -65,7 +65,7 @@ class WorkerLost(JobsError):
     """The process that ran the job died or lost its database for too long."""
 
 
-class Reschedule(Exception):  # noqa: N818 - a request to the worker, not an error
+class Reschedule(Exception):
     """Raise it in a handler to run the same row again after `delay` (a timedelta or seconds); it costs no attempt."""
 
     def __init__(self, delay: timedelta | float) -> None:

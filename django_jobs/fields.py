@@ -25,8 +25,8 @@ _last_tick = 0
 def uuid7() -> uuid.UUID:
     """Return a UUID version 7 (RFC 9562), strictly increasing within this process.
 
-    48 bits of Unix milliseconds, then 12 bits of the fraction of the millisecond in place of rand_a (method 3 of section
-    6.2), then 62 random bits. Ids made one after the other sort in that order, which makes them the last word on
+    48 bits of Unix milliseconds, then 12 bits of the fraction of the millisecond in place of rand_a (method 3 of
+    section 6.2), then 62 random bits. Ids made one after the other sort in that order, which makes them the last word on
     first-in, first-out.
     """
     global _last_tick
@@ -61,7 +61,7 @@ def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
 
 
 class UTCDateTimeField(models.DateTimeField):
-    """An instant: aware and in UTC on the Python side whatever USE_TZ says, so that stored times never shift with it."""
+    """An instant: aware and in UTC on the Python side whatever USE_TZ says, so that stored times never shift."""
 
     def from_db_value(
         self, value: datetime | None, expression: Any, connection: BaseDatabaseWrapper

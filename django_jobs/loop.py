@@ -25,8 +25,8 @@ class Tick(Protocol):
 class Loop:
     """Call `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
 
-    A tick that raises is logged once per kind of error until it succeeds again, its database connections are closed, and
-    it is tried again after a pause that grows to ten seconds: an outage costs neither a thread nor a flood of log lines.
+    A tick that raises is logged once per kind of error until it succeeds again, its database connections are closed,
+    and it is tried again after a pause that grows to ten seconds: an outage costs neither a thread nor a flood of lines.
     """
 
     def __init__(self, tick: Tick, *, name: str, on_death: Callable[[BaseException], None] | None = None) -> None:
@@ -83,7 +83,7 @@ class Loop:
     def _once(self) -> float:
         try:
             delay = self._tick()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
             return self._failed(error)
         if self._failures:
             logger.warning("%s works again after %d failures", self.name, self._failures)
@@ -99,4 +99,4 @@ class Loop:
                 "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
             )
         connections.close_all()
-        return random.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.25 * 2 ** min(self._failures, 8))  # noqa: S311 - jitter
+        return random.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.25 * 2 ** min(self._failures, 8))

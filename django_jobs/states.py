@@ -1,4 +1,4 @@
-"""The statuses of an execution and the legal moves between them; read by the models, the verbs, the admin and the docs."""
+"""The statuses of an execution and the legal moves between them; models, verbs, admin and docs read them here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _move(verb: str, sources: set[Status], targets: set[Status]) -> tuple[str, T
     return verb, Transition(verb, frozenset(sources), frozenset(targets))
 
 
-# A verb that leaves RUNNING ends CANCELLED instead when the row carries a cancel mark, except succeed: what is done is done.
+# Where a row carries a cancel mark, verbs that leave RUNNING end CANCELLED, except succeed: what is done is done.
 TRANSITIONS: dict[str, Transition] = dict(
     [
         _move("push", set(), {Status.PENDING, Status.SCHEDULED}),

@@ -1,0 +1,77 @@
+"""Tell receivers how runs ended: after the write, from one thread, in a copy of each run's context."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from queue import SimpleQueue
+
+from django.db import close_old_connections, connections
+
+from django_jobs import signals
+from django_jobs.execution.outcomes import Failed
+from django_jobs.execution.run import Run
+from django_jobs.states import FINAL, Status
+
+logger = logging.getLogger("django_jobs.announcer")
+
+Told = tuple[Run, Status, datetime]
+
+
+class Announcer:
+    """Sends the end signals of runs; a slow or failing receiver delays other receivers, never a run or a write."""
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[Sequence[Told] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="django_jobs signals", daemon=True)
+        self._thread.start()
+
+    def tell(self, ended: Sequence[Told]) -> None:
+        """Announce runs whose rows were written, with the status each got and when."""
+        self._told.put(ended)
+
+    def stop(self, timeout: float) -> None:
+        """Send what is left and end the thread."""
+        self._told.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (ended := self._told.get()) is not None:
+            for run, status, now in ended:
+                try:
+                    announce(run, status, now)
+                except Exception:
+                    logger.exception("the end of %s could not be announced", run.execution)
+            close_old_connections()
+        connections.close_all()
+
+
+def announce(run: Run, status: Status, now: datetime) -> None:
+    """Bring the execution up to date and send the signals of its end."""
+    execution, job, outcome = run.execution, run.job, run.outcome
+    execution.status, execution.updated_at = status, now
+    if status in FINAL:
+        execution.completed_at, execution.active_key = now, None
+    context = contextvars.Context() if run.context is None else run.context.copy()
+    if status is Status.OK:
+        context.run(signals.emit, signals.job_succeeded, job, execution)
+    elif status is Status.CANCELLED:
+        context.run(signals.emit, signals.job_cancelled, job, execution)
+    elif isinstance(outcome, Failed):
+        execution.error = outcome.message
+        will_retry = status is Status.SCHEDULED
+        context.run(
+            signals.emit, signals.job_failed, job, execution, exception=outcome.exception, will_retry=will_retry
+        )
+    else:
+        # Handed back or parked by the handler itself: the run goes on later.
+        return
+    context.run(signals.emit, signals.job_finished, job, execution)

@@ -1,0 +1,305 @@
+"""Write how runs ended, many in one transaction, and tell the signals' receivers afterwards."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+
+from django_jobs import clock, retention, transitions
+from django_jobs.contention import is_connection_loss, is_contention
+from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
+from django_jobs.execution.run import Run
+from django_jobs.models import JobExecution
+from django_jobs.states import Status
+from django_jobs.transitions import Ending
+
+logger = logging.getLogger("django_jobs.finisher")
+
+BATCH_ROWS = 100
+BATCH_BYTES = 256 * 1024
+BATCH_SECONDS = 0.05
+# Above this many unwritten runs the worker claims nothing more.
+BACKLOG_MAX = 1000
+TRIM_EVERY = 1.0
+UNSTORABLE = "The outcome could not be stored; see the log of the worker."
+
+
+def ending_of(run: Run, now: datetime) -> Ending | None:
+    """Return the row's new state for a run's outcome; None when the row is not this run's any more."""
+    row, job, outcome = run.execution, run.job, run.outcome
+    detail = {"logs": run.log_entries(), "progress": run.progress}
+    match outcome:
+        case Ok(result=result):
+            return transitions.succeed(row, result=result, drop=job.retention(Status.OK) == 0, **detail)
+        case Failed(message=message, error=entry, fingerprint=fingerprint, delay=None):
+            drop = job.retention(Status.ERROR) == 0
+            return transitions.fail(row, error=message, entry=entry, fingerprint=fingerprint, drop=drop, **detail)
+        case Failed(message=message, error=entry, fingerprint=fingerprint, delay=delay):
+            at = now + timedelta(seconds=delay or 0)
+            return transitions.reschedule(row, at=at, error=message, entry=entry, fingerprint=fingerprint, **detail)
+        case Rescheduled(delay=delay):
+            return transitions.reschedule(row, at=now + timedelta(seconds=delay), refund=True, **detail)
+        case Aborted(error=entry):
+            return transitions.abort(row, entry=entry, drop=job.retention(Status.CANCELLED) == 0, **detail)
+        case Released():
+            return transitions.release(row, **detail)
+        case Lost() | None:
+            return None
+
+
+class Finisher:
+    """Collects ended runs and writes them in batches from a thread of its own.
+
+    A batch goes out at 100 rows, 256 kB or 50 ms, or as soon as nothing runs any more. Rows are fenced one by one: a
+    run that lost its row changes nothing and sends no signal. `tell` gets, after each write, the runs whose rows moved
+    with the status each got and when.
+    """
+
+    def __init__(
+        self, *, using: str, tell: Callable[[list[tuple[Run, Status, datetime]]], None], is_quiet: Callable[[], bool]
+    ) -> None:
+        self._using = using
+        self._tell = tell
+        self._is_quiet = is_quiet
+        self._ended: deque[Run] = deque()
+        self._writing: Sequence[Run] = ()
+        self._bytes = 0
+        self._work = threading.Event()
+        self._full = threading.Event()
+        self._empty = threading.Event()
+        self._empty.set()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._trimmed: dict[tuple[str, Status], float] = {}
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="django_jobs finisher", daemon=True)
+        self._thread.start()
+
+    def put(self, run: Run) -> None:
+        """Take over an ended run; safe from any thread, never blocks."""
+        self._ended.append(run)
+        count = len(self._ended)
+        if count == 1:
+            self._empty.clear()
+            self._work.set()
+        if count >= BATCH_ROWS or self._is_quiet():
+            self._full.set()
+
+    def hurry(self) -> None:
+        """Write what there is without waiting for more."""
+        self._full.set()
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so much is unwritten that no more should be claimed."""
+        return len(self._ended) >= BACKLOG_MAX
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything is written."""
+        return not self._ended and not self._writing
+
+    def unwritten(self) -> list[UUID]:
+        """Executions that ended here and are not written yet."""
+        return [run.execution.pk for run in (*tuple(self._ended), *self._writing)]
+
+    def flush(self, timeout: float) -> bool:
+        """Write everything now; return whether that was done in time."""
+        self._full.set()
+        return self._empty.wait(timeout)
+
+    def stop(self, timeout: float) -> bool:
+        """Write what is left and end the thread; return whether that was done in time."""
+        self._stopping = True
+        self._work.set()
+        self._full.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self.is_idle
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            if not self._ended:
+                if self._stopping:
+                    connections[self._using].close()
+                    return
+                self._work.clear()
+                # A run put between the look and the clear would wait for the one after it.
+                if self._ended or self._stopping:
+                    self._work.set()
+                continue
+            if len(self._ended) < BATCH_ROWS and not self._stopping:
+                self._full.wait(BATCH_SECONDS)
+            self._full.clear()
+            batch = self._writing = [self._ended.popleft() for _ in range(min(len(self._ended), BATCH_ROWS))]
+            try:
+                self._write(batch)
+            finally:
+                self._writing = ()
+                if not self._ended:
+                    self._empty.set()
+
+    def _write(self, batch: list[Run]) -> None:
+        """Write a batch until it is written; the handlers never run again for it, whatever the database says."""
+        started = time.monotonic()
+        pause, lost_connection, now = 0.05, False, None
+        while True:
+            try:
+                now = now or clock.now(self._using)
+                moved = self._finish(batch, now, lost_connection)
+                break
+            except (DatabaseError, InterfaceError) as error:
+                lost = is_connection_loss(error, self._using)
+                if not lost and not is_contention(error):
+                    connections[self._using].close()
+                    self._split(batch, error)
+                    return
+                lost_connection |= lost
+                connections[self._using].close()
+                if pause == 0.05:
+                    logger.warning("the outcomes of %d runs wait for the database: %s", len(batch), error)
+                if self._stopping and time.monotonic() - started > BATCH_SECONDS * 40:
+                    logger.error("%d outcomes were not stored, their rows will be rescued: %s", len(batch), error)  # noqa: TRY400 - one line
+                    return
+                time.sleep(pause)
+                pause = min(pause * 2, 2.0)
+            except Exception:
+                logger.exception("a batch of outcomes could not be prepared")
+                if len(batch) == 1:
+                    return
+                self._split(batch, None)
+                return
+        self._tell([(run, status, now) for run in batch if (status := moved.get(run.execution.pk)) is not None])
+        self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk))})
+
+    def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> dict[UUID, Status]:
+        endings = {
+            run.execution.pk: ending
+            for run in batch
+            if not run.recorded and (ending := ending_of(run, now)) is not None
+        }
+        recorded = {run.execution.pk: Status.OK for run in batch if run.recorded}
+        self._drop_surplus(batch, endings)
+        moved = transitions.finish(list(endings.values()), now=now, using=self._using) if endings else {}
+        if after_loss and (missing := [e for pk, e in endings.items() if pk not in moved]):
+            moved |= self._settled(missing, now)
+        return moved | recorded
+
+    def _settled(self, endings: list[Ending], now: datetime) -> dict[UUID, Status]:
+        """Find what a commit did whose reply was lost with the connection: our own writes carry our `now`."""
+        rows = {
+            row.pk: row
+            for row in JobExecution.objects.using(self._using)
+            .filter(pk__in=[e.execution_id for e in endings])
+            .only("pk", "run_no", "status", "updated_at")
+        }
+        settled = {}
+        for ending in endings:
+            row = rows.get(ending.execution_id)
+            if row is None and ending.drop:
+                settled[ending.execution_id] = ending.status
+            elif row is not None and row.run_no == ending.run_no and row.updated_at == now:
+                settled[ending.execution_id] = Status(row.status)
+        return settled
+
+    def _drop_surplus(self, batch: Sequence[Run], endings: dict[UUID, Ending]) -> None:
+        """Delete, instead of updating, the successes of this batch that newer ones of it push out at once."""
+        successes = Counter(run.job.name for run in batch if isinstance(run.outcome, Ok))
+        for run in batch:
+            ending = endings.get(run.execution.pk)
+            if ending is None or ending.status is not Status.OK:
+                continue
+            keep = run.job.retention(Status.OK)
+            if keep is not None and successes[run.job.name] > keep:
+                successes[run.job.name] -= 1
+                endings[run.execution.pk] = transitions.succeed(run.execution, drop=True)
+
+    def _split(self, batch: list[Run], error: Exception | None) -> None:
+        """Find the row the database refuses by halving; a lone one is written with less and less of its detail."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            self._write(batch[:middle])
+            self._write(batch[middle:])
+            return
+        run = batch[0]
+        logger.error("the outcome of %s could not be stored as it is: %s", run.execution, error)
+        for less in (self._without_logs, self._without_detail, self._fixed_text):
+            try:
+                now = clock.now(self._using)
+                with transaction.atomic(using=self._using):
+                    ending = less(run, now)
+                    moved = transitions.finish([ending], now=now, using=self._using) if ending else {}
+            except DatabaseError:
+                connections[self._using].close()
+                continue
+            self._tell([(run, status, now) for status in moved.values()])
+            return
+
+    def _without_logs(self, run: Run, now: datetime) -> Ending | None:
+        run.logs = None
+        return ending_of(run, now)
+
+    def _without_detail(self, run: Run, now: datetime) -> Ending | None:
+        run.progress = None
+        if isinstance(run.outcome, Failed):
+            entry = {"exception": run.outcome.error.get("exception", ""), "message": UNSTORABLE}
+            return transitions.fail(run.execution, error=UNSTORABLE, entry=entry)
+        if isinstance(run.outcome, Ok):
+            return transitions.succeed(run.execution)
+        return ending_of(run, now)
+
+    def _fixed_text(self, run: Run, now: datetime) -> Ending | None:
+        return transitions.fail(run.execution, error=UNSTORABLE)
+
+    def _trim(self, ended: dict[tuple[str, Status], Run]) -> None:
+        """Delete older surplus, at most once a second for each job and status; the hourly trim mends a failure."""
+        moment = time.monotonic()
+        for (name, status), run in ended.items():
+            keep = run.job.retention(status)
+            if not keep or moment - self._trimmed.get((name, status), -TRIM_EVERY) < TRIM_EVERY:
+                continue
+            self._trimmed[name, status] = moment
+            try:
+                now = clock.now(self._using)
+                max_age = run.job.effective_keep.max_age
+                retention.trim(name, status, keep, max_age, now=now, using=self._using)
+            except DatabaseError as error:
+                logger.debug("old executions of %s were not trimmed: %s", name, error)
+
+
+def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
+    """Return what writes an atomic run's end inside the handler's own transaction; False says ownership was lost."""
+
+    def finish_inside(outcome: Outcome) -> bool:
+        run.outcome = outcome
+        now = clock.now(using)
+        ending = ending_of(run, now)
+        if ending is None:
+            return False
+        if ending.drop:
+            # Kept until the commit is known: a deleted row could not tell a lost reply from a lost row.
+            ending = transitions.succeed(run.execution, logs=ending.logs, progress=ending.progress)
+        return bool(transitions.finish([ending], now=now, using=using))
+
+    return finish_inside
+
+
+def settler(run: Run, using: str) -> Callable[[], bool]:
+    """Return what tells, after a commit whose reply was lost, whether the run's end is in the database."""
+
+    def settle() -> bool:
+        connections[using].close()
+        rows = JobExecution.objects.using(using).filter(pk=run.execution.pk, run_no=run.execution.run_no)
+        return rows.filter(status=Status.OK).exists()
+
+    return settle

@@ -1,0 +1,172 @@
+"""One process's claim to be alive: its Worker row, the beat that keeps it fresh and the watch over the rows it owns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+import django_jobs
+from django_jobs import clock, transitions
+from django_jobs.conf import get_settings
+from django_jobs.execution.run import Run
+from django_jobs.fields import uuid7
+from django_jobs.models import JobExecution, Worker
+from django_jobs.states import Status
+
+logger = logging.getLogger("django_jobs.liveness")
+
+
+def memory_in_use() -> int | None:
+    """Return the resident memory of this process in bytes; its peak where the system does not tell the present."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Liveness:
+    """The Worker row of this process: registered at boot under a new id, beaten, and retired at the end."""
+
+    def __init__(
+        self,
+        *,
+        roles: list[str],
+        queues: list[str] | None,
+        names: list[str],
+        slots: int,
+        using: str,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.using = using
+        self.on_lost = on_lost
+        self.worker_id: UUID = uuid7()
+        self.host = socket.gethostname()[:255]
+        self.pid = os.getpid()
+        self._described = {"roles": roles, "queues": queues, "names": names, "slots": slots}
+
+    @property
+    def label(self) -> str:
+        """Where the runs of this process happen, for error entries."""
+        return f"{self.host} pid {self.pid}"
+
+    def register(self) -> None:
+        """Write a row under a new id; what the old id owned is not this process's any more."""
+        clock.refresh(self.using)
+        now = clock.now(self.using)
+        self.worker_id = uuid7()
+        Worker.objects.using(self.using).create(
+            id=self.worker_id,
+            host=self.host,
+            pid=self.pid,
+            version=django_jobs.__version__,
+            memory=memory_in_use(),
+            started_at=now,
+            heartbeat_at=now,
+            **self._described,
+        )
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Beat: say that this process is alive, and clear any suspicion; register anew when the row is gone."""
+        clock.refresh(self.using)
+        beaten = (
+            Worker.objects.using(self.using)
+            .filter(pk=self.worker_id, stopped_at__isnull=True)
+            .update(heartbeat_at=now or clock.now(self.using), suspected_at=None, memory=memory_in_use())
+        )
+        if not beaten:
+            logger.warning("this worker was declared dead; it drops what it ran and registers anew")
+            self.on_lost()
+            self.register()
+        return get_settings().heartbeat_interval
+
+    def retire(self, reason: str) -> None:
+        """Say that this process stopped, so that nobody waits for its next beat."""
+        now = clock.now(self.using)
+        Worker.objects.using(self.using).filter(pk=self.worker_id).update(stopped_at=now, stop_reason=reason[:255])
+
+
+class Runs(Protocol):
+    """What the watch needs to know of the pool."""
+
+    def running(self) -> Mapping[UUID, Run]:
+        """Runs inside their handlers, by execution id."""
+
+    def owned(self) -> Iterable[UUID]:
+        """Every execution this process holds: running, waiting for a slot, or not written yet."""
+
+    def cancel(self, run: Run) -> None:
+        """Tell a run that its cancel was asked for."""
+
+    def lost(self, run: Run) -> None:
+        """Tell a run that its row belongs to somebody else; its outcome is dropped."""
+
+
+class Watch:
+    """Look after the rows this process owns: carry cancels to handlers, progress to rows, and give back strays."""
+
+    INTERVAL = 1.0
+    RECONCILE_EVERY = 10.0
+
+    def __init__(self, liveness: Liveness, runs: Runs) -> None:
+        self._liveness = liveness
+        self._runs = runs
+        self._reconcile_at: datetime | None = None
+        self._strays: set[tuple[UUID, int]] = set()
+        self._progress: dict[UUID, object] = {}
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Look once; a read by primary key while something runs, nothing otherwise."""
+        using = self._liveness.using
+        now = now or clock.now(using)
+        running = dict(self._runs.running())
+        if running:
+            self._look(running, now)
+        if self._reconcile_at is None or (now - self._reconcile_at).total_seconds() >= self.RECONCILE_EVERY:
+            self._reconcile_at = now
+            self._reconcile(now)
+        return self.INTERVAL
+
+    def _look(self, running: dict[UUID, Run], now: datetime) -> None:
+        rows = JobExecution.objects.using(self._liveness.using).filter(pk__in=list(running))
+        seen = {pk: rest for pk, *rest in rows.values_list("pk", "run_no", "status", "cancel_requested_at")}
+        still = self._runs.running()
+        for pk, run in running.items():
+            if still.get(pk) is not run:
+                continue
+            run_no, status, marked = seen.get(pk, (None, None, None))
+            if run_no != run.execution.run_no or status != Status.RUNNING:
+                self._runs.lost(run)
+            elif marked is not None:
+                self._runs.cancel(run)
+            if run.progress is not None and self._progress.get(pk) is not run.progress:
+                self._write_progress(run, now)
+        self._progress = {pk: done for pk, done in self._progress.items() if pk in still}
+
+    def _write_progress(self, run: Run, now: datetime) -> None:
+        progress = run.progress
+        JobExecution.objects.using(self._liveness.using).running().filter(
+            pk=run.execution.pk, run_no=run.execution.run_no
+        ).update(progress=progress, updated_at=now)
+        self._progress[run.execution.pk] = progress
+
+    def _reconcile(self, now: datetime) -> None:
+        """Hand back rows the table gives this process that it does not know: the reply to their claim was lost."""
+        using = self._liveness.using
+        rows = JobExecution.objects.using(using).of_worker(self._liveness.worker_id)
+        given = {(row.pk, row.run_no): row for row in rows.only("pk", "run_no")}
+        # Asked after the read: a row claimed meanwhile is known by now, or missing from the read.
+        owned = set(self._runs.owned())
+        strays = {ident for ident in given if ident[0] not in owned}
+        for ident in strays & self._strays:
+            transitions.finish([transitions.release(given[ident])], now=now, using=using)
+            logger.warning("handed back execution %s: the reply to its claim was lost", ident[0])
+        self._strays = strays - self._strays

@@ -1,0 +1,175 @@
+"""The slots: threads that run sync handlers and one event loop for async ones, never more at once than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from uuid import UUID
+
+from django.db import connections
+
+from django_jobs.execution.executor import aexecute, execute
+from django_jobs.execution.interrupts import Interrupter
+from django_jobs.execution.outcomes import Outcome
+from django_jobs.execution.run import Run
+from django_jobs.loop import Loop
+
+logger = logging.getLogger("django_jobs.pool")
+
+
+class Pool:
+    """Run handlers in `slots` slots and hand every ended run to `on_ended`.
+
+    `on_free` is called when a slot becomes free after all were taken; `on_recycle` when a handler could not be stopped
+    and its thread had to be given up, with whether any usable slot is left.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        on_ended: Callable[[Run], None],
+        on_free: Callable[[], None],
+        on_recycle: Callable[[bool], None] = lambda usable: None,
+    ) -> None:
+        self.slots = slots
+        self._on_ended = on_ended
+        self._on_free = on_free
+        self._on_recycle = on_recycle
+        self._work: SimpleQueue[Run | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._active: dict[UUID, Run] = {}
+        # Threads that can take a run, by ident; one that is stuck in a handler it does not leave is no longer here.
+        self._threads: dict[int, threading.Thread] = {}
+        self._sync_active = 0
+        self._abandoned = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._interrupter = Interrupter(on_abandoned=self._abandon)
+        self._ladder = Loop(self._interrupter.tick, name="interrupts")
+
+    def start(self) -> None:
+        """Start the thread of the time limits; slots start when they are first needed."""
+        self._ladder.start()
+
+    @property
+    def free(self) -> int:
+        """How many more runs may start now."""
+        return self.slots - len(self._active)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no run is in a slot or waits for its thread."""
+        return not self._active
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads are stuck in handlers whose rows were ended without them."""
+        return self._abandoned
+
+    def running(self) -> Mapping[UUID, Run]:
+        """Runs in slots, by execution id."""
+        return self._active
+
+    def submit(self, runs: Sequence[Run]) -> None:
+        """Start runs, of which there are at most `free`."""
+        with self._lock:
+            for run in runs:
+                self._active[run.execution.pk] = run
+            self._sync_active += sum(not run.job.is_async for run in runs)
+            for _ in range(self._sync_active - len(self._threads)):
+                self._start_slot()
+        for run in runs:
+            if run.job.is_async:
+                self._run_async(run)
+            else:
+                self._work.put(run)
+
+    def cancel(self, run: Run) -> None:
+        """Begin the ladder for a run whose cancel was asked for."""
+        self._interrupter.cancel(run)
+        self._ladder.wake()
+
+    def lost(self, run: Run) -> None:
+        """Begin the ladder for a run whose row is somebody else's now."""
+        self._interrupter.lost(run)
+        self._ladder.wake()
+
+    def lose_all(self) -> None:
+        """Drop every run: this process does not own its rows any more."""
+        for run in list(self._active.values()):
+            self.lost(run)
+
+    def interrupt_all(self) -> None:
+        """Begin the ladder for everything that runs, because the process shuts down."""
+        self._interrupter.shutdown()
+        self._ladder.wake()
+
+    def stop(self) -> None:
+        """End the idle threads; those inside handlers are daemons and die with the process."""
+        self._ladder.stop()
+        for _ in range(len(self._threads)):
+            self._work.put(None)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _start_slot(self) -> None:
+        thread = threading.Thread(target=self._slot, name=f"django_jobs slot {len(self._threads) + 1}", daemon=True)
+        thread.start()
+        self._threads[thread.ident or 0] = thread
+
+    def _slot(self) -> None:
+        try:
+            while True:
+                run = self._work.get()
+                if run is None:
+                    return
+                outcome = execute(run)
+                if run.interrupted:
+                    # An exception that was aimed at this thread may still be on its way: nothing else runs here.
+                    with self._lock:
+                        self._threads.pop(threading.get_ident(), None)
+                    self._end(run, outcome)
+                    return
+                self._end(run, outcome)
+        finally:
+            connections.close_all()
+
+    def _run_async(self, run: Run) -> None:
+        if self._loop is None or self._loop_thread is None or not self._loop_thread.is_alive():
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=self._loop.run_forever, name="django_jobs event loop", daemon=True
+            )
+            self._loop_thread.start()
+        loop = self._loop
+        loop.call_soon_threadsafe(lambda: loop.create_task(self._arun(run)))
+
+    async def _arun(self, run: Run) -> None:
+        self._end(run, await aexecute(run))
+
+    def _end(self, run: Run, outcome: Outcome) -> None:
+        with self._lock:
+            # An abandoned run was ended without its handler; what it says now comes too late.
+            if self._active.get(run.execution.pk) is not run:
+                return
+            run.outcome = outcome
+            was_full = len(self._active) >= self.slots
+            # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
+            self._on_ended(run)
+            del self._active[run.execution.pk]
+            self._sync_active -= not run.job.is_async
+        if was_full:
+            self._on_free()
+
+    def _abandon(self, run: Run, outcome: Outcome) -> None:
+        """End a run whose handler does not stop, and replace its slot; called by the ladder."""
+        with self._lock:
+            self._abandoned += 1
+            self._threads.pop(run.thread_id or 0, None)
+        logger.error("%s does not stop; its thread is given up", run.job.name)
+        self._end(run, outcome)
+        self._on_recycle(self._abandoned < self.slots)

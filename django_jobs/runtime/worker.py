@@ -1,0 +1,230 @@
+"""Claim rows for free slots, run them in the pool and have their ends written: the worker role of runjobs."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from django_jobs import clock, registry, transitions
+from django_jobs.conf import get_settings
+from django_jobs.execution.announcer import Announcer
+from django_jobs.execution.finisher import Finisher, recorder, settler
+from django_jobs.execution.liveness import Liveness, Watch
+from django_jobs.execution.pool import Pool
+from django_jobs.execution.run import Run
+from django_jobs.loop import Loop
+from django_jobs.models import JobExecution
+
+logger = logging.getLogger("django_jobs.worker")
+
+# After work was found the next looks come soon, then ever later up to POLL_INTERVAL.
+FIRST_LOOK = 0.02
+
+
+class Pauses:
+    """What this worker must leave alone now; the base knows of no pause."""
+
+    def jobs(self) -> Collection[str]:
+        """Names whose rows are not claimed."""
+        return ()
+
+    def queues(self) -> Collection[str]:
+        """Queues that are not claimed from."""
+        return ()
+
+    def seen_queues(self) -> Collection[str]:
+        """Queues in which pending rows were seen lately."""
+        return ()
+
+
+class Worker:
+    """The worker role: one thread claims, slots run, one thread writes; never more rows than free slots are taken."""
+
+    def __init__(
+        self,
+        *,
+        liveness: Liveness,
+        queues: Sequence[str] | None,
+        exclude: Collection[str] = (),
+        concurrency: int,
+        using: str,
+        pauses: Pauses | None = None,
+        on_recycle: Callable[[bool], None] = lambda usable: None,
+        on_death: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._liveness = liveness
+        self._queues = queues
+        self._exclude = frozenset(exclude)
+        self._using = using
+        self._pauses = pauses or Pauses()
+        self._claiming = True
+        self._hungry = True
+        self._delay = FIRST_LOOK
+        self._announcer = Announcer()
+        self._finisher = Finisher(using=using, tell=self._announcer.tell, is_quiet=self._is_quiet)
+        self._pool = Pool(concurrency, on_ended=self._finisher.put, on_free=self.wake, on_recycle=on_recycle)
+        self._watch = Watch(liveness, self)
+        self._loops = [
+            Loop(self.tick, name="claim", on_death=on_death),
+            Loop(self._watch.tick, name="watch", on_death=on_death),
+        ]
+        self.claimed = 0
+        liveness.on_lost = self._pool.lose_all
+
+    def start(self) -> None:
+        """Start claiming."""
+        self._announcer.start()
+        self._finisher.start()
+        self._pool.start()
+        for loop in self._loops:
+            loop.start()
+
+    def wake(self) -> None:
+        """Look for work now; safe from any thread."""
+        self._delay = FIRST_LOOK
+        self._loops[0].wake()
+
+    def look(self) -> None:
+        """Look for cancel marks now; safe from any thread."""
+        self._loops[1].wake()
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Claim once for the slots that are free; return when to look again."""
+        settings = get_settings()
+        free = self._pool.free
+        if not self._claiming or free <= 0 or self._finisher.is_congested:
+            # A slot that becomes free wakes this loop.
+            return settings.poll_interval
+        claimed = self.claim(free, now)
+        if claimed:
+            self.claimed += len(claimed)
+            self._delay = FIRST_LOOK
+            self._hungry = len(claimed) < free
+            self._pool.submit(claimed)
+            return 0.0
+        if not self._hungry:
+            self._hungry = True
+            if self._pool.is_idle:
+                self._finisher.hurry()
+        self._delay = min(self._delay * 2, settings.poll_interval)
+        return self._delay * random.uniform(0.8, 1.0)
+
+    def claim(self, limit: int, now: datetime | None = None) -> list[Run]:
+        """Take up to `limit` rows, best first over all queues this worker serves."""
+        names = sorted(registry.names() - set(self._pauses.jobs()))
+        queues = self.served_queues()
+        if not names or not queues:
+            return []
+        now = now or clock.now(self._using)
+        rows: list[JobExecution] = []
+        while len(rows) < limit and queues:
+            queue, bound = self._best_queue(queues, names)
+            if queue is None:
+                break
+            taken = transitions.claim(
+                queue=queue,
+                names=names,
+                worker_id=self._liveness.worker_id,
+                limit=limit - len(rows),
+                now=now,
+                lost_after=get_settings().worker_lost_after,
+                using=self._using,
+                max_rank=bound,
+            )
+            rows += taken
+            if not taken or bound is None:
+                # Other workers were faster there, or all that this queue had is taken.
+                queues.remove(queue)
+        return [self._run_of(row) for row in rows]
+
+    def served_queues(self) -> list[str]:
+        """Return the queues to claim from now: those named, or any that a job declares or that holds pending rows."""
+        queues = (
+            {job.queue for job in registry.all_jobs()} | set(self._pauses.seen_queues())
+            if self._queues is None
+            else set(self._queues)
+        )
+        return sorted(queues - self._exclude - set(self._pauses.queues()))
+
+    def _best_queue(self, queues: list[str], names: list[str]) -> tuple[str | None, int | None]:
+        """Return the queue with the best head, and the rank of the next one's head: so far it may be claimed from."""
+        if len(queues) == 1:
+            return queues[0], None
+        heads = []
+        for queue in queues:
+            pending = JobExecution.objects.using(self._using).pending().filter(queue=queue, job_name__in=names)
+            head = pending.order_by("rank", "scheduled_at", "pk").values_list("rank", "scheduled_at").first()
+            if head is not None:
+                heads.append((*head, queue))
+        heads.sort()
+        if not heads:
+            return None, None
+        return heads[0][2], heads[1][0] if len(heads) > 1 else None
+
+    def _run_of(self, row: JobExecution) -> Run:
+        job = registry.get(row.job_name)
+        run = Run(row, job, worker=self._liveness.label)
+        if job.atomic:
+            run.finish_inside = recorder(run, self._using)
+            run.settle = settler(run, self._using)
+        return run
+
+    def _is_quiet(self) -> bool:
+        """Whether no more ends are to be expected soon, so that waiting for a fuller batch is in vain."""
+        return self._hungry and len(self._pool.running()) <= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, nothing is unwritten and the last look found nothing."""
+        return self._hungry and self._pool.is_idle and self._finisher.is_idle
+
+    def running(self) -> Mapping[UUID, Run]:
+        """Runs in slots, by execution id."""
+        return self._pool.running()
+
+    def owned(self) -> list[UUID]:
+        """Every execution this process holds: in a slot, or ended and not written yet."""
+        # In this order: a run moves from the pool to the finisher.
+        return [*self._pool.running(), *self._finisher.unwritten()]
+
+    def cancel(self, run: Run) -> None:
+        """Tell a run that its cancel was asked for."""
+        self._pool.cancel(run)
+
+    def lost(self, run: Run) -> None:
+        """Tell a run that its row is somebody else's."""
+        self._pool.lost(run)
+
+    def stop_claiming(self) -> None:
+        """Start nothing new; what runs goes on."""
+        self._claiming = False
+        self._hungry = True
+        self._finisher.hurry()
+
+    def drain(self, timeout: float) -> bool:
+        """Stop claiming and wait for what runs; return whether all of it ended and was written in time."""
+        self.stop_claiming()
+        return self._wait_idle(time.monotonic() + timeout)
+
+    def shutdown(self, deadline: float) -> bool:
+        """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`."""
+        self.stop_claiming()
+        if not self._pool.is_idle:
+            self._pool.interrupt_all()
+            self._wait_idle(deadline - 1)
+        for loop in self._loops:
+            loop.stop()
+        written = self._finisher.stop(max(deadline - time.monotonic(), 0.1))
+        self._announcer.stop(max(deadline - time.monotonic(), 0.1))
+        self._pool.stop()
+        return written
+
+    def _wait_idle(self, deadline: float) -> bool:
+        while not self.is_idle and time.monotonic() < deadline:
+            self._finisher.hurry()
+            time.sleep(0.01)
+        return self.is_idle
