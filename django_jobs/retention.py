@@ -1,0 +1,69 @@
+"""Delete finished rows that a job does not keep: the newest n of a status stay; called by the finisher and by trim."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.db import connections, transaction
+from django.db.models import Q
+
+from django_jobs.contention import retried
+from django_jobs.models import JobExecution
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.states import Status
+
+BATCH = 500
+
+
+@retried
+def trim(
+    job_name: str,
+    status: Status | str,
+    keep: int | None,
+    max_age: float | None,
+    *,
+    now: datetime,
+    using: str,
+    limit: int = BATCH,
+) -> int:
+    """Delete up to `limit` finished rows of one job and status, the oldest first, and return how many went.
+
+    Those beyond the newest `keep` go (None keeps all, 0 none), and those that ended more than `max_age` seconds ago. An
+    answer of `limit` says that more may be left. Safe in any number of processes: rows another one deletes are skipped.
+    """
+    surplus = _surplus(job_name, status, keep, max_age, now, using)
+    if surplus is None:
+        return 0
+    oldest = surplus.order_by("completed_at", "pk").values_list("pk", flat=True)
+    if not connections[using].features.has_select_for_update_skip_locked:
+        # SQLite: read before the write, so that no transaction has to turn from reading to writing.
+        ids = list(oldest[:limit])
+        return surplus.filter(pk__in=ids).delete_finished() if ids else 0
+    with transaction.atomic(using=using):
+        ids = list(oldest.select_for_update(skip_locked=True)[:limit])
+        return surplus.filter(pk__in=ids).delete_finished() if ids else 0
+
+
+def _surplus(
+    job_name: str, status: Status | str, keep: int | None, max_age: float | None, now: datetime, using: str
+) -> ExecutionQuerySet | None:
+    """Return the rows to delete; None when all of them stay."""
+    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status)
+    if keep == 0:
+        return ended
+    expired = None if max_age is None else now - timedelta(seconds=max_age)
+    last = None if keep is None else _last_kept(ended, keep)
+    if last is None or (expired is not None and expired > last[0]):
+        # By age alone: what the count would delete is older still.
+        return None if expired is None else ended.filter(completed_at__lt=expired)
+    at, pk = last
+    # The first condition is the range the index is read by.
+    return ended.filter(completed_at__lte=at).filter(Q(completed_at__lt=at) | Q(pk__lt=pk))
+
+
+def _last_kept(ended: ExecutionQuerySet, keep: int) -> tuple[datetime, UUID] | None:
+    """Return when the keep-th newest row ended, and its id; None when there are no more than that."""
+    # A plain read: rows locked by other trims count as kept or not all the same.
+    newest = ended.order_by("-completed_at", "-pk").values_list("completed_at", "pk")
+    return next(iter(newest[keep - 1 : keep]), None)
