@@ -163,13 +163,13 @@ class Job(Generic[P]):
         """Run a cron job now; raise AlreadyRunning when overlap="skip" and an execution of it lives."""
         from django_jobs import services
 
-        return services.trigger(self.base, by=self._trigger_by(by))
+        return services.trigger(self, by=by)
 
     async def atrigger(self, *, by: Any = None) -> JobExecution:
         """See trigger()."""
         from django_jobs import services
 
-        return await services.atrigger(self.base, by=self._trigger_by(by))
+        return await services.atrigger(self, by=by)
 
     @functools.cached_property
     def base(self) -> Job[P]:
@@ -276,10 +276,9 @@ class Job(Generic[P]):
         if self.cron is not None and self.schema.required:
             raise DefinitionError(_split(self))
 
-    def _dumped(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-        if self.cron is not None:
-            raise DefinitionError(f"{self.name} is a cron job, which nobody pushes; call trigger() to run it now.")
-        return self.schema.dump(tuple(args), kwargs)
+    def _dumped(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        self._check_pushed()
+        return self.schema.dump(args, kwargs)
 
     def _items(self, items: Iterable[Mapping[str, Any] | Item]) -> list[Item]:
         made = []
@@ -298,14 +297,9 @@ class Job(Generic[P]):
                 raise InvalidPayload(f"{self.name}: item {index} is {type(item).__name__}; expected a dict or item(…).")
         return made
 
-    def _trigger_by(self, by: Any) -> Any:
-        if self.cron is None:
-            raise DefinitionError(f"{self.name} is no cron job; call using(by=…).push(…).")
-        given = [name for name in check.PUSH if name != "by" and getattr(self.options, name) is not None]
-        if given:
-            raise DefinitionError(f"{self.name}: {given[0]}= is for push(); a cron job takes it from its definition.")
-        check.attribution(by)
-        return self.options.by if by is None else by
+    def _check_pushed(self) -> None:
+        if self.cron is not None:
+            raise DefinitionError(f"{self.name} is a cron job, which nobody pushes; call trigger() to run it now.")
 
     async def _acall(self, context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = enter_context(context)

@@ -317,13 +317,18 @@ def push_options(before: PushOptions, given: dict[str, Any]) -> PushOptions:
         "priority": lambda value: None if value is None else priority(value),
         "queue": lambda value: None if value is None else queue(value),
         "organization_id": organization_id,
-        "by": lambda value: attribution(value) and value,
+        "by": _by,
     }
     values = {field: getattr(before, field) for field in checks}
     for field, value in given.items():
         if value is not UNSET:
             values[field] = checks[field](value)
     return PushOptions(**values)
+
+
+def _by(value: Any) -> Any:
+    attribution(value)
+    return value
 
 
 def _storable(value: str, what: str) -> str:

@@ -241,8 +241,9 @@ class Schema:
 
     def _adapter(self, wanted: dict[str, Any]) -> TypeAdapter[Any]:
         # No key is required of pydantic: a missing one has a better message here, and defaults are tried one by one.
-        shape = TypedDict(self.job_name, {name: NotRequired[hint] for name, hint in wanted.items()})  # type: ignore[operator]
-        shape.__pydantic_config__ = CONFIG
+        fields: Any = {name: NotRequired[hint] for name, hint in wanted.items()}
+        shape = TypedDict(self.job_name, fields)  # type: ignore[misc]  # made at run time
+        shape.__pydantic_config__ = CONFIG  # type: ignore[attr-defined]
         try:
             return TypeAdapter(shape)
         except NameError:

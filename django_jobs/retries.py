@@ -42,7 +42,7 @@ class Backoff:
         """Refuse what is not a duration, a factor or a known jitter."""
         object.__setattr__(self, "initial", _duration(self.initial, "Backoff(initial=…)"))
         object.__setattr__(self, "max", _duration(self.max, "Backoff(max=…)"))
-        factor = self.factor
+        factor: Any = self.factor
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise DefinitionError(f"Backoff(factor={factor!r}); expected a number from 1 up.")
         if self.jitter not in {None, "full"}:
@@ -82,7 +82,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be followed when the job fails."""
-        count = self.retries
+        count: Any = self.retries
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_RETRIES:
             raise DefinitionError(f"retries is {count!r}; expected a whole number from 0 to {MAX_RETRIES}.")
         object.__setattr__(self, "backoff", _backoff(self.backoff))
@@ -120,7 +120,7 @@ class Retry:
         if isinstance(backoff, Backoff):
             return backoff.delay(attempt)
         if isinstance(backoff, tuple):
-            return backoff[min(max(attempt, 1), len(backoff)) - 1]
+            return float(backoff[min(max(attempt, 1), len(backoff)) - 1])
         return _called(backoff, attempt, exception)  # type: ignore[arg-type]  # _backoff() left nothing else
 
 
