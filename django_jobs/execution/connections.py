@@ -1,0 +1,68 @@
+"""Keep a thread's database connections fit for its next run: nothing open, nothing stale, no growing query log."""
+
+from __future__ import annotations
+
+import logging
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_jobs")
+
+
+def tidy(culprit: str = "", *, close_all: bool = False) -> None:
+    """Do for each connection of this thread what Django does around a request, and end transactions left open.
+
+    `culprit` names the job that ran; a transaction it left open is rolled back and reported. Never raises.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None:
+            continue
+        try:
+            if is_left_open(connection):
+                if culprit:
+                    logger.warning("%s left a transaction open on %r; it is rolled back", culprit, connection.alias)
+                roll_back(connection)
+            if connection.queries_log:
+                connection.queries_log.clear()
+            if close_all:
+                connection.close()
+            else:
+                connection.close_if_unusable_or_obsolete()
+        except Exception:
+            logger.exception("the connection to %r could not be cleaned and is dropped", connection.alias)
+            connection.connection = None
+
+
+def is_left_open(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a transaction is open where none should be: by Django's account or, where that is cheap, the driver's."""
+    if connection.in_atomic_block or connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
+        return True
+    raw = connection.connection
+    if connection.vendor == "sqlite":
+        return bool(raw.in_transaction)
+    if connection.vendor == "postgresql":
+        # Both psycopg count from 0, "idle".
+        return not raw.closed and raw.info.transaction_status != 0
+    # PyMySQL keeps the status of the last answer, bit 0 is "in a transaction"; mysqlclient has nothing without a query.
+    return bool(getattr(raw, "server_status", 0) & 1)
+
+
+def roll_back(connection: BaseDatabaseWrapper) -> None:
+    """Roll back at the driver and make Django forget its blocks, as after a new connect."""
+    connection.run_on_commit = []
+    connection.savepoint_ids = []
+    connection.atomic_blocks = []
+    connection.in_atomic_block = False
+    connection.needs_rollback = False
+    connection.closed_in_transaction = False
+    try:
+        connection.connection.rollback()
+        connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
+    except Exception:  # noqa: BLE001 - closed by the handler, or lost: the next use connects anew
+        connection.close()
+
+
+def close_all() -> None:
+    """Close every connection of this thread, which is not used again."""
+    tidy(close_all=True)

@@ -1,0 +1,264 @@
+"""Run one claimed execution and return its outcome: the only place where a handler is called; called by the pool.
+
+Nothing a handler does gets out of here: every exception becomes an outcome, and what it changed in its context
+(language, time zone, decimal precision, context variables) ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync
+from django.db import InterfaceError, OperationalError, transaction
+
+from django_jobs.context import JobContext, enter_context
+from django_jobs.execution import judgement, logs
+from django_jobs.execution.connections import close_all, tidy
+from django_jobs.execution.outcomes import Lost, Ok, Outcome
+from django_jobs.models import jobs_alias
+
+if TYPE_CHECKING:
+    from django_jobs.execution.run import Run
+
+logger = logging.getLogger("django_jobs")
+
+_NOTHING = object()
+Call = Callable[..., Any]
+# The handler inside its middleware, made once per function and list of middleware.
+_wrapped: dict[Call, tuple[tuple[Any, ...], Call]] = {}
+
+
+def execute(run: Run) -> Outcome:
+    """Run the handler in this thread and return what came of it; never raises.
+
+    With `run.interrupted` the thread is not to be used again. With `run.abandoned` somebody else has ended the row
+    meanwhile and the outcome is Lost.
+    """
+    manage = run.manage_connections
+    if manage:
+        tidy()
+    run.context = Context()
+    job = run.job
+    try:
+        if job.is_async:
+            outcome = async_to_sync(aexecute)(run)
+        else:
+            outcome = run.context.run(_execute_atomic if job.atomic else _execute, run)
+    except BaseException as error:
+        logger.exception("running %s failed outside of its handler", job.name)
+        outcome = judgement.failed(run, error)
+    if manage:
+        tidy(job.name, close_all=run.gate.sent)
+    return _ended(run, outcome)
+
+
+async def aexecute(run: Run) -> Outcome:
+    """See execute(); for handlers that are coroutines, on the loop they run on. Raises only when itself cancelled."""
+    run.context = Context()
+    # Synchronous code of the run, the ORM above all, gets a thread of its own: one blocked run holds up no other.
+    own_thread = ThreadSensitiveContext()
+    if run.manage_connections:
+        run.context.run(SyncToAsync.thread_sensitive_context.set, own_thread)
+    task = asyncio.get_running_loop().create_task(_handle_async(run), context=run.context)
+    try:
+        await asyncio.wait((task,))
+        outcome = task.result()
+    except asyncio.CancelledError:
+        if not task.done():
+            task.cancel()
+            raise
+        # An interrupt that came in the handler's last step: the task counts as cancelled, but the handler had ended.
+        outcome = run.outcome or judgement.raised(run, asyncio.CancelledError())
+    except BaseException as error:  # noqa: BLE001 - as above
+        outcome = judgement.failed(run, error)
+    finally:
+        _dismiss(own_thread)
+    return _ended(run, outcome)
+
+
+def _dismiss(own_thread: ThreadSensitiveContext) -> None:
+    executor = SyncToAsync.context_to_thread_executor.pop(own_thread, None)
+    if executor is not None:
+        # Not waited for: the thread may still be in a call that the end of its handler did not stop.
+        executor.submit(close_all)
+        executor.shutdown(wait=False)
+
+
+def _ended(run: Run, outcome: Outcome) -> Outcome:
+    if run.logs is not None:
+        run.logs.close()
+    # Whoever gave the run up has set its outcome.
+    if run.gate.abandoned:
+        return Lost()
+    run.outcome = outcome
+    return outcome
+
+
+def _execute(run: Run) -> Outcome:
+    prepared = _prepare(run)
+    if not isinstance(prepared, tuple):
+        return prepared
+    call, args, kwargs = prepared
+    gate = run.gate
+    value = error = _NOTHING
+    late = False
+    try:
+        try:
+            gate.open()
+            value = call(*args, **kwargs)
+            if value is not None and inspect.isawaitable(value):
+                awaitable, value = value, _NOTHING
+                value = _run_awaitable(run, awaitable)
+        except BaseException as raised:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a handler are failures too
+            error = raised
+        gate.close()
+    except BaseException as interrupt:  # noqa: BLE001 - sent while the handler was leaving: it lands here, once
+        gate.close()
+        late = value is not _NOTHING
+        if not late and error is _NOTHING:
+            error = interrupt
+    try:
+        if isinstance(error, BaseException):
+            return judgement.raised(run, error)
+        return judgement.returned(run, value, late=late)
+    finally:
+        # The traceback of the exception holds this frame, which would hold the exception.
+        del error
+
+
+async def _handle_async(run: Run) -> Outcome:
+    prepared = _prepare(run)
+    if not isinstance(prepared, tuple):
+        return prepared
+    call, args, kwargs = prepared
+    run.gate.open_task()
+    try:
+        value = call(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+    except BaseException as error:  # noqa: BLE001 - as above; SystemExit would end the loop
+        run.gate.close()
+        run.outcome = judgement.raised(run, error)
+    else:
+        run.gate.close()
+        run.outcome = judgement.returned(run, value)
+    return run.outcome
+
+
+def _execute_atomic(run: Run) -> Outcome:
+    """Run the handler and write the end of its row in one transaction: both are there, or neither."""
+    outcome: Outcome | None = None
+    committed: list[bool] = []
+    alias = jobs_alias()
+    try:
+        with transaction.atomic(using=alias):
+            # The first hook of the transaction: the project's own, which may raise, come after it.
+            transaction.on_commit(lambda: committed.append(True), using=alias)
+            outcome = _execute(run)
+            if not isinstance(outcome, Ok):
+                raise _RollBack
+            if run.finish_inside is not None:
+                if not run.finish_inside(outcome):
+                    outcome = Lost()
+                    raise _RollBack
+                run.recorded = True
+    except _RollBack:
+        pass
+    except BaseException as error:  # noqa: BLE001 - the database, or a hook of the project
+        outcome = _after_commit_failed(run, outcome, error, committed=bool(committed))
+    return outcome or judgement.failed(run, RuntimeError("the transaction could not be opened"))
+
+
+class _RollBack(Exception):
+    """The handler's transaction is not to be kept."""
+
+
+def _after_commit_failed(run: Run, outcome: Outcome | None, error: BaseException, *, committed: bool) -> Outcome:
+    if outcome is not None and not isinstance(outcome, Ok):
+        # The rollback itself failed: what the handler came to stands.
+        return outcome
+    if outcome is not None and committed:
+        logger.error("a commit hook of %s raised; the job's own effects stand", run.job.name, exc_info=error)
+        return outcome
+    unanswered = outcome is not None and run.recorded and isinstance(error, OperationalError | InterfaceError)
+    # Only the row knows whether a commit happened whose answer was lost.
+    if unanswered and _settle(run):
+        return outcome
+    run.recorded = False
+    return judgement.failed(run, error)
+
+
+def _settle(run: Run) -> bool:
+    try:
+        return run.settle is not None and run.settle() is True
+    except Exception:
+        logger.exception("whether the commit of %s happened could not be found out", run.job.name)
+        return False
+
+
+def _prepare(run: Run) -> tuple[Call, tuple[Any, ...], dict[str, Any]] | Outcome:
+    """Make what the handler is called with, and its context the current one; an outcome if it is not to be called."""
+    if run.signal.peek() is not None and (outcome := judgement.before_start(run)) is not None:
+        return outcome
+    job = run.job
+    execution = run.execution
+    try:
+        kwargs = job.schema.rebuild(execution.payload_json)
+        call = _with_middleware(job.func, job.middleware) if job.middleware else job.func
+    except BaseException as error:  # noqa: BLE001 - validators and middleware are the project's
+        return judgement.failed(run, error)
+    context = JobContext(
+        execution_id=execution.pk,
+        job_name=job.name,
+        payload=kwargs,
+        attempt=execution.attempt,
+        max_attempts=execution.max_attempts,
+        now=execution.started_at,
+        key=execution.key,
+        organization_id=execution.organization_id,
+        signal=run.signal,
+        shield=run.gate,
+        report=run.report,
+    )
+    enter_context(context)
+    logs.direct_to(run)
+    return call, (context,) if job.takes_context else (), kwargs
+
+
+def _with_middleware(func: Call, middleware: tuple[Any, ...]) -> Call:
+    known = _wrapped.get(func)
+    if known is not None and known[0] == middleware:
+        return known[1]
+    call = func
+    for wrap in reversed(middleware):
+        call = wrap(call)
+    _wrapped[func] = (middleware, call)
+    return call
+
+
+def _run_awaitable(run: Run, awaitable: Awaitable[Any]) -> Any:
+    """Await what a synchronous handler returned."""
+    if not run.manage_connections:
+        # Its queries are the caller's, and so is the thread they run in.
+        return async_to_sync(_wait)(awaitable)
+
+    async def wait() -> Any:
+        own_thread = ThreadSensitiveContext()
+        SyncToAsync.thread_sensitive_context.set(own_thread)
+        run.gate.open_task()
+        try:
+            return await awaitable
+        finally:
+            run.gate.close()
+            _dismiss(own_thread)
+
+    return asyncio.run(wait())
+
+
+async def _wait(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -1,0 +1,187 @@
+"""The one ladder by which a run is stopped: signal, exception, giving up; ticked by the pool, climbed run by run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django_jobs.context import Reason
+from django_jobs.exceptions import Cancelled, TimedOut
+from django_jobs.execution.gate import Sent
+from django_jobs.execution.judgement import given_up
+
+if TYPE_CHECKING:
+    from django_jobs.execution.outcomes import Outcome
+    from django_jobs.execution.run import Run
+
+logger = logging.getLogger("django_jobs")
+
+# With nothing due; a registration or a cancel wakes the loop earlier.
+IDLE = 60.0
+# Between looks at a thread that is in code which must not be cut, and how many of them are made.
+_PAUSE = 0.005
+_LOOKS = 100
+# Between looks at a handler that is shielded, or has not begun.
+_LONG_PAUSE = 0.1
+# A handler that is being cancelled but may not be interrupted is waited for without end.
+_NEVER = math.inf
+
+OnAbandoned = Callable[["Run", "Outcome"], object]
+
+
+class _Climb:
+    """How far up the ladder one run is; instants are monotonic seconds."""
+
+    __slots__ = ("give_up_at", "looks", "raise_at", "sent", "timed_out")
+
+    def __init__(self) -> None:
+        self.raise_at = _NEVER
+        self.give_up_at = _NEVER
+        self.sent = False
+        self.timed_out = False
+        self.looks = 0
+
+
+class Interrupter:
+    """Stops the runs of one pool when they are cancelled, late, lost, or in the way of a shutdown.
+
+    `on_abandoned(run, outcome)` is called from tick() for a run whose handler did not stop: end its row with the
+    outcome, replace its slot. `wake` makes the loop tick at once.
+    """
+
+    def __init__(self, *, grace: float, on_abandoned: OnAbandoned, wake: Callable[[], object] = lambda: None) -> None:
+        self._grace = grace
+        self._on_abandoned = on_abandoned
+        self._wake = wake
+        self._runs: dict[Run, _Climb | None] = {}
+        self._lock = threading.Lock()
+        self._next_at = -math.inf
+        self._shutdown: tuple[float, float] | None = None
+
+    def register(self, run: Run) -> None:
+        """Watch over a run; before execute()."""
+        self._runs[run] = None
+        if self._shutdown is not None:
+            self._tell_shutdown(run)
+        if run.deadline is not None and run.deadline < self._next_at:
+            self._wake()
+
+    def unregister(self, run: Run) -> None:
+        """Forget a run; after execute(). Safe to repeat, also for runs that were given up."""
+        self._runs.pop(run, None)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that are watched."""
+        return list(self._runs)
+
+    def cancel(self, run: Run, now: float | None = None) -> None:
+        """Begin to stop a run because somebody cancelled it; safe to repeat."""
+        self._tell_and_wake(run, "cancelled", monotonic() if now is None else now)
+
+    def lost(self, run: Run, now: float | None = None) -> None:
+        """Begin to stop a run whose row belongs to somebody else now; safe to repeat."""
+        self._tell_and_wake(run, "lost", monotonic() if now is None else now)
+
+    def shutdown(self, *, give_up_at: float | None = None, now: float | None = None) -> None:
+        """Begin to stop every run, also those registered later; by `give_up_at` (monotonic) the last is given up."""
+        now = monotonic() if now is None else now
+        limit = now + 2 * self._grace if give_up_at is None else give_up_at
+        self._shutdown = (now, limit)
+        for run in self.runs:
+            self._tell_shutdown(run)
+        self._wake()
+
+    def tick(self, now: float | None = None) -> float:
+        """Move every run that is due one step up; return the seconds until the next one is. Never raises."""
+        now = monotonic() if now is None else now
+        # Registrations that come while this looks around are to wake the loop.
+        self._next_at = math.inf
+        delay = IDLE
+        for run in self.runs:
+            try:
+                delay = min(delay, self._step(run, now))
+            except Exception:
+                logger.exception("%r could not be interrupted", run)
+                delay = min(delay, 1.0)
+        self._next_at = now + delay
+        return delay
+
+    def _step(self, run: Run, now: float) -> float:
+        with self._lock:
+            if run not in self._runs:
+                return IDLE
+            if run.deadline is not None and now >= run.deadline:
+                self._tell(run, "timeout", now)
+            climb = self._runs.get(run)
+            if climb is None:
+                return IDLE if run.deadline is None else run.deadline - now
+            pause = self._raise(run, climb, now)
+            if now < climb.give_up_at:
+                times = [climb.give_up_at, now + pause]
+                if not climb.sent and climb.raise_at > now:
+                    times.append(climb.raise_at)
+                if run.deadline is not None and not climb.timed_out:
+                    times.append(run.deadline)
+                return max(min(times) - now, 0.0)
+            # Only for a run that is not inside its handler just now, and is looked at again.
+            climb.give_up_at = now + self._grace
+        self._give_up(run)
+        return self._grace
+
+    def _raise(self, run: Run, climb: _Climb, now: float) -> float:
+        """Send the exception if it is time; return the seconds after which to look again."""
+        if climb.sent or now < climb.raise_at or not run.job.interrupt:
+            return IDLE
+        late = run.signal.peek() == "timeout"
+        sent = run.gate.interrupt(TimedOut if late else Cancelled, insist=climb.looks >= _LOOKS)
+        if sent is Sent.LATER:
+            climb.looks += 1
+            return _PAUSE
+        if sent is not Sent.YES:
+            return _LONG_PAUSE
+        climb.sent = True
+        climb.give_up_at = min(climb.give_up_at, now + self._grace)
+        return IDLE
+
+    def _give_up(self, run: Run) -> None:
+        if not run.gate.inside:
+            return
+        # The stack is read while the handler is still there to be seen.
+        outcome = given_up(run)
+        if run.gate.abandon():
+            self._runs.pop(run, None)
+            self._on_abandoned(run, outcome)
+
+    def _tell_and_wake(self, run: Run, reason: Reason, now: float) -> None:
+        with self._lock:
+            self._tell(run, reason, now)
+        self._wake()
+
+    def _tell_shutdown(self, run: Run) -> None:
+        if self._shutdown is None:
+            return
+        told_at, give_up_at = self._shutdown
+        with self._lock:
+            self._tell(run, "shutdown", told_at, give_up_at)
+
+    def _tell(self, run: Run, reason: Reason, now: float, give_up_at: float = _NEVER) -> None:
+        """Set the signal and the instants of the next steps; a second reason only brings them forward."""
+        if run not in self._runs:
+            return
+        climb = self._runs[run]
+        if climb is None:
+            climb = self._runs[run] = _Climb()
+        elif reason == "timeout" and climb.timed_out:
+            return
+        run.signal.set(reason)
+        late = reason == "timeout"
+        climb.timed_out = climb.timed_out or late
+        climb.raise_at = min(climb.raise_at, now if late else now + self._grace)
+        if late:
+            give_up_at = now + self._grace
+        climb.give_up_at = min(climb.give_up_at, give_up_at)

@@ -1,0 +1,154 @@
+"""Decide what a run came to: from how its handler ended, and from what it was told meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from django_jobs.conf import get_settings
+from django_jobs.exceptions import Cancelled, InvalidPayload, Reschedule, TimedOut
+from django_jobs.execution.errors import error_entry, fingerprint, message_of, one_line, stack_text
+from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
+
+if TYPE_CHECKING:
+    from django_jobs.execution.run import Run
+
+logger = logging.getLogger("django_jobs")
+
+_OK = Ok()
+# The escape of NUL, and not a backslash that was escaped itself.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+# Of a retry whose own back-off failed.
+_FALLBACK_DELAY = 60.0
+
+
+def returned(run: Run, value: object, *, late: bool = False) -> Outcome:
+    """Judge a normal return; `late` says that an exception sent to the handler missed it, since it had returned."""
+    reason = run.signal.peek()
+    overdue = run.deadline is not None and monotonic() > run.deadline
+    if reason is None and not overdue:
+        return _OK if value is None else Ok(result=_storable(value))
+    swallowed = run.gate.sent and not late
+    obeyed = run.signal.observed or swallowed
+    if reason == "lost":
+        return Lost()
+    if reason == "cancelled" and obeyed:
+        return Aborted()
+    if reason == "shutdown" and obeyed:
+        return _released(run)
+    if overdue or (reason == "timeout" and obeyed):
+        return failed(run, TimedOut(_timeout_text(run)))
+    return Ok(result=_storable(value))
+
+
+def raised(run: Run, exception: BaseException) -> Outcome:
+    """Judge an exception that left the handler."""
+    reason = run.signal.peek()
+    obeyed = run.signal.observed or run.gate.sent
+    if reason == "lost":
+        return Lost()
+    if isinstance(exception, Reschedule) and not run.gate.sent:
+        return Rescheduled(delay=exception.delay)
+    told = isinstance(exception, Cancelled | TimedOut) or (
+        isinstance(exception, asyncio.CancelledError) and run.gate.sent
+    )
+    if reason == "timeout" and (told or isinstance(exception, Reschedule)):
+        return failed(run, exception if isinstance(exception, TimedOut) else TimedOut(), message=_timeout_text(run))
+    if reason == "cancelled" and obeyed:
+        return Aborted() if told else _aborted_by(run, exception)
+    if reason == "shutdown" and obeyed:
+        return _released(run, None if told else exception)
+    if isinstance(exception, Cancelled):
+        # Nobody asked: the handler itself calls its run off.
+        return _aborted_by(run, exception)
+    return failed(run, exception)
+
+
+def given_up(run: Run) -> Outcome:
+    """Judge a run whose handler did not stop although it was told, and is still there."""
+    reason = run.signal.peek()
+    if reason == "cancelled":
+        return Aborted()
+    if reason == "timeout":
+        text = f"{_timeout_text(run)}, and its handler did not stop"
+        return failed(run, TimedOut(text), trace=stack_text(run.gate.stack()))
+    return Lost() if reason == "lost" else _released(run)
+
+
+def before_start(run: Run) -> Outcome | None:
+    """Say how a run ends that was told to stop before its handler began; None: nothing stands against it."""
+    match run.signal.peek():
+        case None | "timeout":
+            return None
+        case "cancelled":
+            return Aborted()
+        case "lost":
+            return Lost()
+        case "shutdown":
+            return Released()
+
+
+def failed(run: Run, exception: BaseException, *, message: str | None = None, trace: str | None = None) -> Failed:
+    """Return the failure with its texts and, where tries are left and the policy agrees, the delay to the next try."""
+    text = message_of(exception) if message is None else message
+    return Failed(
+        exception=exception,
+        error=error_entry(run, exception, text, trace),
+        message=one_line(exception, text),
+        fingerprint=fingerprint(run.job.name, exception),
+        delay=_delay(run, exception),
+    )
+
+
+def _delay(run: Run, exception: BaseException) -> float | None:
+    execution = run.execution
+    if execution.attempt >= execution.max_attempts or isinstance(exception, InvalidPayload):
+        return None
+    retry = run.job.effective_retry
+    if retry is None or not run.job.has_retry:
+        return None
+    try:
+        if not retry.allows(exception):
+            return None
+    except BaseException:
+        logger.exception("the retry condition of %s raised; this counts as false", run.job.name)
+        return None
+    try:
+        return max(float(retry.delay(execution.attempt, exception)), 0.0)
+    except BaseException:
+        logger.exception("the backoff of %s raised; trying again in %g s", run.job.name, _FALLBACK_DELAY)
+        return _FALLBACK_DELAY
+
+
+def _released(run: Run, exception: BaseException | None = None) -> Outcome:
+    """Hand the row back, or, without retry, end it: its handler began, and is never started twice."""
+    if run.job.has_retry:
+        return Released()
+    return failed(run, exception or Cancelled(), message=None if exception else "interrupted by shutdown")
+
+
+def _aborted_by(run: Run, exception: BaseException) -> Aborted:
+    text = message_of(exception)
+    return Aborted(error=error_entry(run, exception, text), message=one_line(exception, text))
+
+
+def _timeout_text(run: Run) -> str:
+    limit = 0.0 if run.deadline is None else run.deadline - run.started
+    return f"timed out after {limit:g} s"
+
+
+def _storable(value: object) -> Any:
+    """Return the handler's value as plain JSON data; None where it is none, or too large to keep."""
+    if value is None:
+        return None
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        # Lone surrogates fail here; no database but SQLite takes them, or NUL.
+        size = len(text.encode())
+    except Exception:  # noqa: BLE001 - any object may be returned
+        return None
+    return None if size > get_settings().payload_max_bytes or _NUL.search(text) else json.loads(text)

@@ -1,0 +1,119 @@
+"""One attempt of one execution, from claim to outcome; made by the pool, filled by the executor."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from django_jobs.context import RunSignal
+from django_jobs.execution.gate import Gate
+from django_jobs.execution.logs import LogBuffer
+from django_jobs.execution.outcomes import Ok, Outcome
+
+if TYPE_CHECKING:
+    from django_jobs.definition import Job
+    from django_jobs.models import JobExecution
+
+
+class Run:
+    """What is known of a run in this process.
+
+    Make it when the run starts: its deadline counts from there.
+    """
+
+    __slots__ = (
+        "context",
+        "deadline",
+        "execution",
+        "finish_inside",
+        "gate",
+        "job",
+        "logs",
+        "manage_connections",
+        "outcome",
+        "progress",
+        "recorded",
+        "settle",
+        "signal",
+        "started",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        execution: JobExecution,
+        job: Job[..., Any],
+        *,
+        worker: str = "",
+        manage_connections: bool = True,
+        finish_inside: Callable[[Ok], bool] | None = None,
+        settle: Callable[[], bool | None] | None = None,
+    ) -> None:
+        self.execution = execution
+        self.job = job
+        # "host pid version", for the error entry.
+        self.worker = worker
+        # Off inside a caller's transaction (immediate mode): the connections belong to the caller.
+        self.manage_connections = manage_connections
+        # For atomic jobs: write the fenced end on the current connection, inside the handler's transaction. False: the
+        # row is not this run's any more.
+        self.finish_inside = finish_inside
+        # For atomic jobs whose commit was not answered: look whether it happened. None: that cannot be found out.
+        self.settle = settle
+        self.gate = Gate()
+        self.signal = RunSignal(self.gate)
+        # Made at the first line the handler logs.
+        self.logs: LogBuffer | None = None
+        self.progress: dict[str, Any] | None = None
+        # The handler's context variables; listeners get a copy.
+        self.context: contextvars.Context | None = None
+        self.outcome: Outcome | None = None
+        # Is the end of the row written already?
+        self.recorded = False
+        timeout = job.effective_timeout
+        # Monotonic seconds.
+        self.started = monotonic()
+        self.deadline = None if timeout is None else self.started + timeout
+
+    @property
+    def lock(self) -> threading.Lock:
+        """The lock under which an exception is sent to the handler."""
+        return self.gate.lock
+
+    @property
+    def thread_id(self) -> int:
+        """The thread of the handler; 0 before it began."""
+        return self.gate.thread_id
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an exception was sent into the handler: its thread is not to be used again."""
+        return self.gate.sent
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the run was given up while its handler was still there."""
+        return self.gate.abandoned
+
+    def started_at(self) -> datetime:
+        """Return when the run started, by the database's clock where the row knows it."""
+        return self.execution.started_at or datetime.now(UTC)
+
+    def ended_at(self) -> datetime:
+        """Return the instant now, on the clock of started_at()."""
+        return self.started_at() + timedelta(seconds=monotonic() - self.started)
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """Remember how far the handler says it is."""
+        self.progress = progress
+
+    def log_entries(self) -> list[dict[str, Any]]:
+        """Return the captured log lines as they are stored."""
+        return [] if self.logs is None else self.logs.entries()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.job.name} {self.execution.pk} attempt {self.execution.attempt}>"

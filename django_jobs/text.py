@@ -1,0 +1,45 @@
+"""Make any text fit for every database: no NUL, no lone surrogates, bounded; used wherever text is stored."""
+
+from __future__ import annotations
+
+import re
+
+# PostgreSQL refuses NUL in text, and neither JSONB nor UTF-8 know lone surrogates.
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+
+
+def clean_text(value: object, limit: int) -> str:
+    """Return `value` as storable text of at most `limit` characters; what is cut off is marked by "…".
+
+    Never raises: an object whose `str()` fails gives "<str() failed>".
+    """
+    text = _as_text(value)
+    if len(text) > limit:
+        text = text[: max(limit - 1, 0)] + "…"[:limit]
+    return storable(text)
+
+
+def clean_middle(value: object, limit: int) -> str:
+    """Return `value` as storable text of about `limit` characters at most; a marker stands for the middle cut out."""
+    text = _as_text(value)
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return storable(text)
+
+
+def storable(text: str) -> str:
+    """Return the text with everything replaced that some database refuses."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return _UNSTORABLE.sub(_REPLACEMENT, text)
+
+
+def _as_text(value: object) -> str:
+    try:
+        text = value if isinstance(value, str) else str(value)
+        # A subclass of str may override anything; what goes on from here is a plain string.
+        return text if type(text) is str else str.__getitem__(text, slice(None))
+    except BaseException:  # noqa: BLE001 - str() of a user's object may raise anything
+        return "<str() failed>"
