@@ -9,11 +9,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-import django_jobs
 from django_jobs import clock, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.run import Run
@@ -22,6 +23,15 @@ from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
 
 logger = logging.getLogger("django_jobs.liveness")
+
+
+@cache
+def package_version() -> str:
+    """Return the installed version of django_jobs, "" when it runs from a bare source tree."""
+    try:
+        return version("django-outbox-jobs")
+    except PackageNotFoundError:
+        return ""
 
 
 def memory_in_use() -> int | None:
@@ -67,7 +77,7 @@ class Liveness:
             id=self.worker_id,
             host=self.host,
             pid=self.pid,
-            version=django_jobs.__version__,
+            version=package_version(),
             memory=memory_in_use(),
             started_at=now,
             heartbeat_at=now,

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from queue import SimpleQueue
 from uuid import UUID
 
 from django.db import connections
 
+from django_jobs import signals
+from django_jobs.conf import get_settings
 from django_jobs.execution.executor import aexecute, execute
 from django_jobs.execution.interrupts import Interrupter
 from django_jobs.execution.outcomes import Outcome
@@ -48,8 +51,10 @@ class Pool:
         self._abandoned = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._interrupter = Interrupter(on_abandoned=self._abandon)
-        self._ladder = Loop(self._interrupter.tick, name="interrupts")
+        self._interrupter = Interrupter(
+            grace=get_settings().interrupt_grace, on_abandoned=self._abandon, wake=self._look_at_ladder
+        )
+        self._ladder = Loop(self._climb, name="interrupts")
 
     def start(self) -> None:
         """Start the thread of the time limits; slots start when they are first needed."""
@@ -83,6 +88,7 @@ class Pool:
             for _ in range(self._sync_active - len(self._threads)):
                 self._start_slot()
         for run in runs:
+            self._interrupter.register(run)
             if run.job.is_async:
                 self._run_async(run)
             else:
@@ -91,22 +97,19 @@ class Pool:
     def cancel(self, run: Run) -> None:
         """Begin the ladder for a run whose cancel was asked for."""
         self._interrupter.cancel(run)
-        self._ladder.wake()
 
     def lost(self, run: Run) -> None:
         """Begin the ladder for a run whose row is somebody else's now."""
         self._interrupter.lost(run)
-        self._ladder.wake()
 
     def lose_all(self) -> None:
         """Drop every run: this process does not own its rows any more."""
         for run in list(self._active.values()):
             self.lost(run)
 
-    def interrupt_all(self) -> None:
-        """Begin the ladder for everything that runs, because the process shuts down."""
-        self._interrupter.shutdown()
-        self._ladder.wake()
+    def interrupt_all(self, give_up_at: float) -> None:
+        """Begin the ladder for everything that runs, since the process shuts down; the last is given up then."""
+        self._interrupter.shutdown(give_up_at=give_up_at)
 
     def stop(self) -> None:
         """End the idle threads; those inside handlers are daemons and die with the process."""
@@ -115,6 +118,12 @@ class Pool:
             self._work.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _climb(self, now: datetime | None = None) -> float:
+        return self._interrupter.tick()
+
+    def _look_at_ladder(self) -> None:
+        self._ladder.wake()
 
     def _start_slot(self) -> None:
         thread = threading.Thread(target=self._slot, name=f"django_jobs slot {len(self._threads) + 1}", daemon=True)
@@ -127,7 +136,9 @@ class Pool:
                 run = self._work.get()
                 if run is None:
                     return
+                signals.emit(signals.job_started, run.job, run.execution)
                 outcome = execute(run)
+                self._interrupter.unregister(run)
                 if run.interrupted:
                     # An exception that was aimed at this thread may still be on its way: nothing else runs here.
                     with self._lock:
@@ -149,7 +160,11 @@ class Pool:
         loop.call_soon_threadsafe(lambda: loop.create_task(self._arun(run)))
 
     async def _arun(self, run: Run) -> None:
-        self._end(run, await aexecute(run))
+        if signals.job_started.receivers:
+            await asyncio.to_thread(signals.emit, signals.job_started, run.job, run.execution)
+        outcome = await aexecute(run)
+        self._interrupter.unregister(run)
+        self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         with self._lock:
@@ -169,7 +184,7 @@ class Pool:
         """End a run whose handler does not stop, and replace its slot; called by the ladder."""
         with self._lock:
             self._abandoned += 1
-            self._threads.pop(run.thread_id or 0, None)
+            self._threads.pop(run.thread_id, None)
         logger.error("%s does not stop; its thread is given up", run.job.name)
         self._end(run, outcome)
         self._on_recycle(self._abandoned < self.slots)

@@ -214,7 +214,7 @@ class Worker:
         """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`."""
         self.stop_claiming()
         if not self._pool.is_idle:
-            self._pool.interrupt_all()
+            self._pool.interrupt_all(give_up_at=deadline - 2)
             self._wait_idle(deadline - 1)
         for loop in self._loops:
             loop.stop()
