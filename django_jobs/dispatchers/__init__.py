@@ -1,0 +1,94 @@
+"""Dispatchers tell workers that there is something to do; the rows are the truth, so a hint may be lost or doubled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_jobs.conf import DispatcherSpec, get_settings
+from django_jobs.dispatchers.base import Dispatcher, Subscription
+
+__all__ = ["Dispatcher", "Subscription", "announce", "announce_cancel", "get_dispatcher"]
+
+logger = logging.getLogger("django_jobs")
+
+# A broker that is down fails every push: one line in this many seconds says it, with the number of those left out.
+LOG_INTERVAL = 30.0
+
+_lock = threading.Lock()
+_current: tuple[DispatcherSpec, Dispatcher] | None = None
+_logged_at = float("-inf")
+_unlogged = 0
+
+
+def get_dispatcher() -> Dispatcher:
+    """Return the dispatcher that the settings name: one per process, made at first use, made anew when they change."""
+    global _current
+    spec = get_settings().dispatcher
+    current = _current
+    if current is not None and current[0] is spec:
+        return current[1]
+    with _lock:
+        if _current is None or _current[0] != spec:
+            previous, _current = _current, (spec, _make(spec))
+            if previous is not None:
+                previous[1].close()
+        else:
+            # Other settings changed; subscriptions to this dispatcher go on.
+            _current = (spec, _current[1])
+        return _current[1]
+
+
+def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:
+    """Hint rows of one queue and priority to the workers; a failure is logged, never raised. Return whether it went out."""
+    try:
+        get_dispatcher().hint(queue, ids, priority=priority)
+    except Exception as error:  # noqa: BLE001 - whatever the dispatcher's technology raises, the rows stand
+        _log_failure(error, f"{len(ids)} hints for queue {queue!r}")
+        return False
+    return True
+
+
+def announce_cancel(ids: Sequence[UUID]) -> bool:
+    """Tell the workers to look at the cancel marks of these running rows now; see announce()."""
+    try:
+        get_dispatcher().cancel_hint(ids)
+    except Exception as error:  # noqa: BLE001 - see announce()
+        _log_failure(error, f"{len(ids)} cancel hints")
+        return False
+    return True
+
+
+def _make(spec: DispatcherSpec) -> Dispatcher:
+    try:
+        backend = import_string(spec.backend)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"DJANGO_JOBS: DISPATCHER is {spec.backend!r}, which cannot be imported ({error}); expected the dotted path "
+            "of a django_jobs.dispatchers.Dispatcher."
+        ) from error
+    if not isinstance(backend, type) or not issubclass(backend, Dispatcher):
+        raise ImproperlyConfigured(
+            f"DJANGO_JOBS: DISPATCHER is {spec.backend!r}, which is {backend!r}; expected a subclass of "
+            "django_jobs.dispatchers.Dispatcher."
+        )
+    return backend(spec.options)
+
+
+def _log_failure(error: Exception, what: str) -> None:
+    global _logged_at, _unlogged
+    with _lock:
+        if time.monotonic() - _logged_at < LOG_INTERVAL:
+            _unlogged += 1
+            return
+        left_out, _unlogged, _logged_at = _unlogged, 0, time.monotonic()
+    more = f" ({left_out} more failures since the last line)" if left_out else ""
+    logger.error(
+        "The dispatcher failed, %s not sent%s; the rows are stored, workers find them by polling.", what, more, exc_info=error
+    )

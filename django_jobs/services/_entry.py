@@ -1,0 +1,50 @@
+"""What all services share: the way in, and what depends on the transaction they are called in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import transaction
+
+from django_jobs.context import shielded
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def service(function: Callable[P, R]) -> Callable[P, R]:
+    """Enter the shield of the run this is called from, if any, and name the async twin in a running event loop."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with shielded():
+                return function(*args, **kwargs)
+        except SynchronousOnlyOperation as error:
+            name = function.__name__
+            raise SynchronousOnlyOperation(
+                f"{name}() was called from a running event loop, where Django does not let the database be used; "
+                f"await a{name}() with the same arguments instead."
+            ) from error
+
+    return call
+
+
+def in_transaction(connection: Any) -> bool:
+    """Whether what is written now waits for a commit; with autocommit off it always does."""
+    return connection.in_atomic_block or not connection.get_autocommit()
+
+
+def savepoint(connection: Any) -> AbstractContextManager[Any]:
+    """Keep an open transaction usable when the statement inside fails; outside of one there is nothing to keep."""
+    return transaction.atomic(using=connection.alias) if in_transaction(connection) else nullcontext()
+
+
+def after_commit(connection: Any, action: Callable[[], None]) -> None:
+    """Run `action` once what was written is there for others; never with autocommit off, where nobody can tell when."""
+    if connection.in_atomic_block or connection.get_autocommit():
+        connection.on_commit(action, robust=True)

@@ -1,0 +1,113 @@
+"""The signals of a job's life, how they are sent, and the receivers that log each ended run.
+
+All of them are sent with `send_robust`, sender = the registered `Job`, arguments `execution` and `job`. `job_failed` adds
+`exception` and `will_retry`. `job_pushed` comes right after the INSERT, inside the caller's transaction, which may still
+roll back; the others come after the write they tell of, and never for a run that was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.dispatch import Signal
+
+from django_jobs.text import clean_text
+
+if TYPE_CHECKING:
+    from django_jobs.definition import Job
+    from django_jobs.models import JobExecution
+
+job_pushed = Signal()
+job_started = Signal()
+job_succeeded = Signal()
+job_failed = Signal()
+job_cancelled = Signal()
+job_finished = Signal()
+
+_NAMES = {
+    job_pushed: "job_pushed",
+    job_started: "job_started",
+    job_succeeded: "job_succeeded",
+    job_failed: "job_failed",
+    job_cancelled: "job_cancelled",
+    job_finished: "job_finished",
+}
+
+logger = logging.getLogger("django_jobs.signals")
+runs = logging.getLogger("django_jobs.runs")
+
+MESSAGE_LENGTH = 500
+
+
+def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -> None:
+    """Send one of the signals above; nothing a receiver raises comes out. Costs next to nothing without receivers."""
+    if not signal.receivers:
+        return
+    # using() makes copies of a job; receivers connect to the job itself, and are found by identity.
+    sender = job.base
+    for receiver, answer in signal.send_robust(sender=sender, execution=execution, job=sender, **extra):
+        if isinstance(answer, BaseException):
+            logger.error(
+                "A receiver of %s failed for %s %s: %s raised %s: %s",
+                _NAMES.get(signal, "a signal"),
+                execution.job_name,
+                execution.pk,
+                getattr(receiver, "__qualname__", receiver),
+                type(answer).__name__,
+                clean_text(answer, MESSAGE_LENGTH),
+            )
+
+
+def connect_logging() -> None:
+    """Log one line for each ended run on the logger `django_jobs.runs`; called once, when the app is ready."""
+    job_succeeded.connect(log_success, dispatch_uid="django_jobs.log_success")
+    job_failed.connect(log_failure, dispatch_uid="django_jobs.log_failure")
+    job_cancelled.connect(log_cancel, dispatch_uid="django_jobs.log_cancel")
+
+
+def log_success(execution: JobExecution, **kwargs: Any) -> None:
+    """Log a run that ended well at INFO."""
+    if runs.isEnabledFor(logging.INFO):
+        runs.info("ok %s", _run(execution))
+
+
+def log_cancel(execution: JobExecution, **kwargs: Any) -> None:
+    """Log a cancelled run, or a cancelled row that never ran, at INFO."""
+    if runs.isEnabledFor(logging.INFO):
+        runs.info("cancelled %s", _run(execution))
+
+
+def log_failure(
+    execution: JobExecution, job: Job[...], exception: BaseException | None = None, will_retry: bool = False, **kwargs: Any
+) -> None:
+    """Log a failed run: one line at WARNING if it will be retried, else at ERROR with the traceback.
+
+    Messages and tracebacks of sensitive jobs stay out: both quote what the handler worked with.
+    """
+    level = logging.WARNING if will_retry else logging.ERROR
+    if not runs.isEnabledFor(level):
+        return
+    what = "failed, will retry" if will_retry else "failed"
+    if exception is None:
+        runs.log(level, "%s %s", what, _run(execution))
+    elif job.sensitive:
+        runs.log(level, "%s %s: %s", what, _run(execution), type(exception).__name__)
+    else:
+        # A worker's death has no traceback; neither has a failure that another attempt may mend.
+        trace = exception if exception.__traceback__ is not None and not will_retry else None
+        message = clean_text(exception, MESSAGE_LENGTH)
+        runs.log(level, "%s %s: %s: %s", what, _run(execution), type(exception).__name__, message, exc_info=trace)
+
+
+def _run(execution: JobExecution) -> str:
+    text = f"{execution.job_name} {execution.pk}"
+    if not execution.attempt:
+        return f"{text} before its first attempt"
+    text += f" attempt {execution.attempt}/{execution.max_attempts}"
+    # A run that will be retried has no completed_at.
+    ended: datetime | None = execution.completed_at or execution.updated_at
+    if execution.started_at is None or ended is None or ended < execution.started_at:
+        return text
+    return f"{text} in {(ended - execution.started_at).total_seconds():.3f} s"
