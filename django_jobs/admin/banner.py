@@ -1,0 +1,28 @@
+"""What is wrong with the installation as a whole: nobody runs jobs, nobody fires ticks; shown above the lists."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.utils.translation import gettext as _
+
+from django_jobs import clock, registry
+from django_jobs.models import Worker, jobs_alias
+
+# A process that is missing for longer than this is not just being restarted.
+SILENCE = timedelta(minutes=2)
+
+
+def outages() -> list[str]:
+    """Return a sentence for each role that no process has filled for two minutes, with the mend; one query."""
+    using = jobs_alias()
+    alive = Worker.objects.using(using).fresh(clock.now(using), SILENCE.total_seconds())
+    roles = {role for listed in alive.values_list("roles", flat=True) for role in listed}
+    found = []
+    if "worker" not in roles:
+        found.append(_("No worker has been seen for two minutes, so no job runs. Start one: manage.py runjobs"))
+    if "scheduler" not in roles and any(job.cron for job in registry.all_jobs()):
+        found.append(
+            _("No scheduler has been seen for two minutes, so no cron job fires. Start one: manage.py runjobs")
+        )
+    return found

@@ -1,0 +1,78 @@
+"""What the pages of executions and workers share: nothing is edited, reads are bounded and on the jobs' database."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db import models
+from django.utils.text import capfirst
+
+from django_jobs.admin.banner import outages
+from django_jobs.models import jobs_alias
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponse
+
+    ModelAdmin = admin.ModelAdmin[Any]
+    BasePaginator = Paginator[Any]
+else:
+    # At run time they take no parameters.
+    ModelAdmin = admin.ModelAdmin
+    BasePaginator = Paginator
+
+COUNTED = 10_000
+
+
+class BoundedPaginator(BasePaginator):
+    """A paginator that stops counting at 10,000 rows, since a full count of a large table takes seconds."""
+
+    @cached_property
+    def _counted(self) -> int:
+        rows: models.QuerySet[Any] = self.object_list  # type: ignore[assignment]
+        return rows.order_by().values("pk")[: COUNTED + 1].count()
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows, at most 10,000."""
+        return min(self._counted, COUNTED)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are rows beyond those that were counted."""
+        return self._counted > COUNTED
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """Pages to look at; what can be done about a row are actions that call services."""
+
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    # Counts per filter choice would be one scan each.
+    show_facets = admin.ShowFacets.NEVER
+    list_per_page = 100
+    list_max_show_all = 200
+
+    class Media:
+        css = {"all": ["django_jobs/admin.css"]}
+
+    def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
+        # Where the verbs write, not a replica: after a button the page has to show what it did.
+        return super().get_queryset(request).using(jobs_alias())
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        # A function, so that only a page which is really shown asks.
+        context = {"outages": outages, "title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
+        return super().changelist_view(request, context)

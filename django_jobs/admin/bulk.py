@@ -1,0 +1,129 @@
+"""Actions on many executions: bounded, by the services, with a history entry per row and one message with counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext_lazy
+
+from django_jobs import services
+from django_jobs.models import JobExecution, jobs_alias
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.services import Report
+from django_jobs.states import Status
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from django.contrib.admin import ModelAdmin
+    from django.http import HttpRequest
+    from django.utils.functional import _StrPromise
+
+# "Select all" may mean a million rows: what one request does has an end, and the message says so.
+LIMIT = 10_000
+# On the page that asks whether to delete, each row is a line.
+LISTED = 1_000
+BATCH = 500
+REASONS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A service for many rows, and how it is told."""
+
+    run: Callable[..., Report]
+    done: _StrPromise
+    log: _StrPromise
+
+
+CANCEL = Action(
+    services.cancel_many, ngettext_lazy("%(n)d cancelled", "%(n)d cancelled", "n"), gettext_lazy("Cancelled.")
+)
+RETRY = Action(
+    services.retry_many, ngettext_lazy("%(n)d queued again", "%(n)d queued again", "n"), gettext_lazy("Retried.")
+)
+
+
+def run(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet, action: Action) -> None:
+    """Do it to the chosen rows, newest first, and say what became of them."""
+    rows, is_cut = bounded(chosen, LIMIT)
+    done, skipped, was_running = 0, Counter[str](), False
+    for batch in _batches(rows):
+        report = action.run(by_ids(row.pk for row in batch), by=request.user)
+        left = {row.pk for row, _reason in report.skipped}
+        moved = [row for row in batch if row.pk not in left]
+        done += report.done
+        skipped.update(short_reason(row, reason) for row, reason in report.skipped)
+        was_running = was_running or any(row.status == Status.RUNNING for row in moved)
+        log(request, moved, CHANGE, str(action.log))
+    parts = [str(action.done % {"n": done})]
+    if was_running and action is CANCEL:
+        parts[0] += " " + _("(running ones are told to stop)")
+    if skipped:
+        parts.append(_("%(n)d skipped: %(why)s") % {"n": skipped.total(), "why": reasons(skipped)})
+    _tell(admin, request, parts, is_clean=not skipped, is_cut=is_cut)
+
+
+def delete(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet) -> None:
+    """Delete the finished ones among the chosen rows; the others stay, and are counted."""
+    rows, is_cut = bounded(chosen, LISTED)
+    deleted, kept = 0, 0
+    for batch in _batches(rows):
+        ids = [row.pk for row in batch]
+        deleted += by_ids(ids).delete_finished()
+        # A row that somebody queued again in between is still there.
+        left = set(by_ids(ids).values_list("pk", flat=True))
+        kept += len(left)
+        log(request, [row for row in batch if row.pk not in left], DELETION, "")
+    parts = [_("%(n)d deleted") % {"n": deleted}]
+    if kept:
+        parts.append(_("%(n)d skipped: not finished, cancel them first") % {"n": kept})
+    _tell(admin, request, parts, is_clean=not kept, is_cut=is_cut)
+
+
+def _tell(admin: ModelAdmin[Any], request: HttpRequest, parts: list[str], *, is_clean: bool, is_cut: bool) -> None:
+    text = ", ".join(parts)
+    if is_cut:
+        text += ". " + _("There are more: repeat the action for the rest")
+    admin.message_user(request, text + ".", messages.SUCCESS if is_clean and not is_cut else messages.WARNING)
+
+
+def bounded(chosen: ExecutionQuerySet, limit: int) -> tuple[list[JobExecution], bool]:
+    """Return at most `limit` of the chosen rows, newest first, and whether there are more."""
+    rows = list(chosen.order_by("-pk").only("pk", "job_name", "status")[: limit + 1])
+    return rows[:limit], len(rows) > limit
+
+
+def by_ids(ids: Iterable[UUID]) -> ExecutionQuerySet:
+    """Return the set of these rows, where the verbs write."""
+    return JobExecution.objects.using(jobs_alias()).filter(pk__in=list(ids))
+
+
+def _batches(rows: list[JobExecution]) -> Iterable[list[JobExecution]]:
+    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
+
+
+def log(request: HttpRequest, rows: list[JobExecution], flag: int, message: str) -> None:
+    """Write one history entry per row, as the admin does for its own actions."""
+    if rows and request.user.is_authenticated:
+        LogEntry.objects.log_actions(request.user.pk, rows, flag, message)
+
+
+def short_reason(row: JobExecution, reason: str) -> str:
+    """Return why a row was left out without the row's own name, so that equal reasons count together."""
+    _subject, separator, why = reason.removeprefix(str(row)).partition(": ")
+    return (why if separator else reason).strip().rstrip(".")
+
+
+def reasons(skipped: Counter[str]) -> str:
+    """Return the most frequent reasons with their counts."""
+    shown = [f"{count} × {why}" for why, count in skipped.most_common(REASONS_SHOWN)]
+    if rest := skipped.total() - sum(count for _why, count in skipped.most_common(REASONS_SHOWN)):
+        shown.append(_("%(n)d for other reasons") % {"n": rest})
+    return "; ".join(shown)

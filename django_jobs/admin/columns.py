@@ -1,0 +1,124 @@
+"""The columns of the list of executions and the facts of one, each as a method of the admin class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import admin
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from django_jobs import clock, registry
+from django_jobs.admin import detail, formatting
+from django_jobs.models import jobs_alias
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from typing import Any
+
+    from django_jobs.models import JobExecution
+
+
+class ExecutionColumns:
+    """Mixed into the admin class; none of these reads payload, logs, errors or result."""
+
+    admin_site: admin.AdminSite
+
+    def url(self, pk: Any, verb: str = "change") -> str:
+        """Return the address of the page, or of a button, of one execution."""
+        return reverse(f"admin:django_jobs_jobexecution_{verb}", args=(pk,), current_app=self.admin_site.name)
+
+    def list_url(self) -> str:
+        """Return the address of the list."""
+        return reverse("admin:django_jobs_jobexecution_changelist", current_app=self.admin_site.name)
+
+    @admin.display(description=_("status"))
+    def state(self, obj: JobExecution) -> str:
+        return formatting.badge(obj, now(obj))
+
+    @admin.display(description=_("job"))
+    def job(self, obj: JobExecution) -> str:
+        if registry.find(obj.job_name):
+            return obj.job_name
+        return format_html('{} <span class="dj-note">{}</span>', obj.job_name or "?", _("not registered here"))
+
+    @admin.display(description=_("key"), empty_value=formatting.EMPTY)
+    def short_key(self, obj: JobExecution) -> str:
+        return formatting.shortened(obj.key)
+
+    @admin.display(description=_("attempt"))
+    def tries(self, obj: JobExecution) -> str:
+        return f"{obj.attempt} / {obj.max_attempts}"
+
+    @admin.display(description=_("age"))
+    def age(self, obj: JobExecution) -> str:
+        return formatting.ago(obj.created_at, now(obj))
+
+    @admin.display(description=_("duration"))
+    def took(self, obj: JobExecution) -> str:
+        return formatting.run_time(obj, now(obj))
+
+    @admin.display(description=_("queue"))
+    def queue_name(self, obj: JobExecution) -> str:
+        return obj.queue
+
+    @admin.display(description=_("priority"))
+    def priority_word(self, obj: JobExecution) -> str:
+        return formatting.priority(obj)
+
+    @admin.display(description=_("pushed by"))
+    def who(self, obj: JobExecution) -> str:
+        return formatting.who(obj)
+
+    @admin.display(description=_("description"))
+    def description(self, obj: JobExecution) -> str:
+        job = registry.find(obj.job_name)
+        return job.description if job else formatting.EMPTY
+
+    @admin.display(description=_("worker"))
+    def last_worker(self, obj: JobExecution) -> str:
+        if obj.worker_id is None:
+            return formatting.EMPTY
+        return detail.worker_names({str(obj.worker_id)}, obj).get(str(obj.worker_id), str(obj.worker_id))
+
+    @admin.display(description=_("created"))
+    def created(self, obj: JobExecution) -> str:
+        return formatting.moment(obj.created_at)
+
+    @admin.display(description=_("due"))
+    def due(self, obj: JobExecution) -> str:
+        return formatting.moment(obj.scheduled_at)
+
+    @admin.display(description=_("cron tick"))
+    def tick(self, obj: JobExecution) -> str:
+        return formatting.moment(obj.tick_at)
+
+    @admin.display(description=_("started"))
+    def started(self, obj: JobExecution) -> str:
+        return formatting.moment(obj.started_at)
+
+    @admin.display(description=_("completed"))
+    def completed(self, obj: JobExecution) -> str:
+        return formatting.moment(obj.completed_at)
+
+    @admin.display(description=_("cancel asked for"))
+    def cancel_asked(self, obj: JobExecution) -> str:
+        return formatting.moment(obj.cancel_requested_at)
+
+    @admin.display(description=_("retried"))
+    def retried(self, obj: JobExecution) -> str:
+        if obj.retried_at is None:
+            return formatting.EMPTY
+        return f"{formatting.moment(obj.retried_at)} {obj.retried_by_name}"
+
+    @admin.display(description=_("copy of"))
+    def copy_of(self, obj: JobExecution) -> str:
+        if obj.copied_from is None:
+            return formatting.EMPTY
+        return format_html('<a href="{}">{}</a>', self.url(obj.copied_from), obj.copied_from)
+
+
+def now(obj: JobExecution) -> datetime:
+    """Return the time of the database this row came from; asks it at most once a minute."""
+    return clock.now(obj._state.db or jobs_alias())

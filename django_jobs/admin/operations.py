@@ -1,0 +1,96 @@
+"""What a person may do to one execution, as data: the button, its permission, when it shows, the service behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.utils.translation import gettext_lazy as _
+
+from django_jobs import services
+from django_jobs.models import JobExecution
+from django_jobs.states import FINAL, LIVE, TRANSITIONS, Status
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One button of the detail page."""
+
+    verb: str
+    label: _StrPromise
+    # The name in `<permission>_jobexecution`.
+    permission: str
+    # Does the state of the row allow it? Only for showing the button: the service asks again, in its UPDATE.
+    offered: Callable[[JobExecution], bool]
+    run: Callable[[JobExecution, Any], JobExecution]
+    done: Callable[[JobExecution], _StrPromise]
+    # What the row's history says.
+    log: _StrPromise
+
+
+def _cancel(execution: JobExecution, by: Any) -> JobExecution:
+    return services.cancel(execution, by=by)
+
+
+def _retry(execution: JobExecution, by: Any) -> JobExecution:
+    return services.retry(execution, by=by)
+
+
+def _copy(execution: JobExecution, by: Any) -> JobExecution:
+    return services.copy(execution, by=by)
+
+
+def _start_now(execution: JobExecution, by: Any) -> JobExecution:
+    return services.start_now(execution, by=by)
+
+
+OPERATIONS = {
+    operation.verb: operation
+    for operation in (
+        Operation(
+            verb="cancel",
+            log=_("Cancelled."),
+            label=_("Cancel"),
+            permission="cancel",
+            offered=lambda row: row.status in LIVE and not row.is_cancelling,
+            run=_cancel,
+            done=lambda row: (
+                _("Cancel asked for: the handler has been told to stop.")
+                if row.status == Status.RUNNING
+                else _("Cancelled.")
+            ),
+        ),
+        Operation(
+            verb="retry",
+            log=_("Retried."),
+            label=_("Retry"),
+            permission="retry",
+            offered=lambda row: row.status in TRANSITIONS["retry"].sources,
+            run=_retry,
+            done=lambda row: _("Queued again."),
+        ),
+        Operation(
+            verb="start",
+            log=_("Started before its time."),
+            label=_("Start now"),
+            permission="trigger",
+            # A parked row would be set aside again at once.
+            offered=lambda row: row.status == Status.SCHEDULED and not row.parked_reason,
+            run=_start_now,
+            done=lambda row: _("Made due now."),
+        ),
+        Operation(
+            verb="copy",
+            log=_("Pushed a copy."),
+            label=_("Run a copy"),
+            permission="trigger",
+            offered=lambda row: row.status in FINAL,
+            run=_copy,
+            done=lambda row: _("Pushed a copy: this is the new execution."),
+        ),
+    )
+}

@@ -1,0 +1,215 @@
+"""The system checks, django_jobs.E0xx (nothing would work) and W0xx (it works otherwise than one may think)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.core.management import get_commands
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.utils.module_loading import import_string
+
+from django_jobs import registry
+from django_jobs.conf import get_settings, problems, raw_settings
+from django_jobs.dispatchers import Dispatcher
+from django_jobs.exceptions import DefinitionError
+from django_jobs.models import JobExecution, jobs_alias
+from django_jobs.retries import Retry
+from django_jobs.schedules import Cron
+
+TAG = "django_jobs"
+Apps = Sequence[AppConfig] | None
+
+
+@checks.register(TAG)
+def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """E001 to E005: what `DJANGO_JOBS` says cannot be used."""
+    hint = "Correct DJANGO_JOBS in the settings; runjobs does not start with this."
+    if found := problems(raw_settings()):
+        return [checks.Error(text, hint=hint, id="django_jobs.E001") for text in found]
+    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry()]
+
+
+def _middleware() -> list[CheckMessage]:
+    named = [("DJANGO_JOBS", entry) for entry in get_settings().middleware]
+    named += [(f"The job {job.name}", entry) for job in registry.all_jobs() for entry in job.use]
+    return [
+        checks.Error(
+            f"{place}: the middleware {entry!r} cannot be used: {fault}.",
+            hint="Give a callable m(call), or its dotted path.",
+            id="django_jobs.E002",
+        )
+        for place, entry in named
+        if isinstance(entry, str) and (fault := _fault(entry))
+    ]
+
+
+def _dispatcher() -> list[CheckMessage]:
+    backend = get_settings().dispatcher.backend
+    try:
+        found = import_string(backend)
+    except Exception as error:  # noqa: BLE001 - see _fault()
+        fault = _raised(error)
+    else:
+        if isinstance(found, type) and issubclass(found, Dispatcher):
+            return []
+        fault = "it is no subclass of django_jobs.dispatchers.Dispatcher"
+    return [
+        checks.Error(
+            f"DJANGO_JOBS: the dispatcher {backend!r} cannot be used: {fault}.",
+            hint="Give the name of a dispatcher of django_jobs, or the dotted path to a subclass of Dispatcher.",
+            id="django_jobs.E003",
+        )
+    ]
+
+
+def _fault(path: str) -> str:
+    try:
+        found = import_string(path)
+    except Exception as error:  # noqa: BLE001 - a module may raise anything while it is imported
+        return _raised(error)
+    return "" if callable(found) else "it is not callable"
+
+
+def _raised(error: Exception) -> str:
+    return f"importing it raises {type(error).__name__}: {error}"
+
+
+def _crons() -> list[CheckMessage]:
+    settings = get_settings()
+    found: list[CheckMessage] = []
+    for key, expression in (("SWEEP_CRON", settings.sweep_cron), ("TRIM_CRON", settings.trim_cron)):
+        try:
+            Cron(expression)
+        except DefinitionError as error:
+            found.append(
+                checks.Error(
+                    f"DJANGO_JOBS: {key} is {expression!r}: {error}",
+                    hint="Give a cron expression of five fields.",
+                    id="django_jobs.E004",
+                )
+            )
+    return found
+
+
+def _default_retry() -> list[CheckMessage]:
+    value = get_settings().default_retry
+    try:
+        Retry.of(value)
+    except DefinitionError as error:
+        return [
+            checks.Error(
+                f"DJANGO_JOBS: DEFAULT_RETRY is {value!r}: {error}",
+                hint="Give None, a number of retries, or Retry(…).",
+                id="django_jobs.E005",
+            )
+        ]
+    return []
+
+
+@checks.register(TAG)
+def check_jobs(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """W001, W003, W005: jobs that do something else, or less, than their definition suggests."""
+    if problems(raw_settings()):
+        return []
+    return [*_atomic_on_sqlite(), *_seconds(), *_unserved()]
+
+
+def _atomic_on_sqlite() -> list[CheckMessage]:
+    if connections[jobs_alias()].vendor != "sqlite" or not (jobs := [j.name for j in registry.all_jobs() if j.atomic]):
+        return []
+    return [
+        checks.Warning(
+            f"Atomic jobs on SQLite hold its only write lock while they run: {', '.join(jobs)}.",
+            hint="Keep them short, drop atomic=True, or use another database.",
+            id="django_jobs.W001",
+        )
+    ]
+
+
+def _seconds() -> list[CheckMessage]:
+    return [
+        checks.Warning(
+            f"The job {job.name} has a cron expression of six fields, {job.cron.expression!r}: the last is seconds.",
+            hint="Drop the sixth field unless the job is to run more often than once a minute.",
+            id="django_jobs.W003",
+        )
+        for job in registry.all_jobs()
+        if job.cron is not None and len(job.cron.expression.split()) == 6
+    ]
+
+
+def _unserved() -> list[CheckMessage]:
+    served = get_settings().queues
+    if served is None:
+        return []
+    return [
+        checks.Warning(
+            f"The job {job.name} is pushed to the queue {job.queue!r}, which is not in DJANGO_JOBS['QUEUES'].",
+            hint="Add the queue, or run a process for it: manage.py runjobs --queues "
+            f"{job.queue}; else its executions wait for ever.",
+            id="django_jobs.W005",
+        )
+        for job in registry.all_jobs()
+        if job.queue not in served
+    ]
+
+
+@checks.register(TAG)
+def check_alias(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """W002: the promise of push is weaker where executions are not in the default database."""
+    alias = jobs_alias()
+    if alias == DEFAULT_DB_ALIAS:
+        return []
+    return [
+        checks.Warning(
+            f"Executions are in the database {alias!r}: a push inside a transaction of another database waits for "
+            "that one's commit, and is lost if the process dies in between (at most once).",
+            hint=f"Route django_jobs to {DEFAULT_DB_ALIAS!r}, or push inside a transaction of {alias!r}.",
+            id="django_jobs.W002",
+        )
+    ]
+
+
+@checks.register(TAG)
+def check_command(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """W004: another app has a command named runjobs as well (django-extensions does), and comes first."""
+    # The name of an app, or a command object that somebody put there.
+    owner: Any = get_commands().get("runjobs", "django_jobs")
+    name = owner if isinstance(owner, str) else type(owner).__module__
+    if name == "django_jobs":
+        return []
+    return [
+        checks.Warning(
+            f"manage.py runjobs is the command of {name}, not the one of django_jobs.",
+            hint=f"Put 'django_jobs' before {name!r} in INSTALLED_APPS: the first one wins.",
+            id="django_jobs.W004",
+        )
+    ]
+
+
+@checks.register(checks.Tags.database)
+def check_character_set(app_configs: Apps, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """W006: a table of MariaDB or MySQL that cannot hold every character."""
+    alias = jobs_alias()
+    connection = connections[alias]
+    if alias not in (databases or ()) or connection.vendor != "mysql":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_collation FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s",
+            [JobExecution._meta.db_table],
+        )
+        row = cursor.fetchone()
+    if row is None or str(row[0]).startswith("utf8mb4"):
+        return []
+    return [
+        checks.Warning(
+            f"The table of executions has the collation {row[0]}, which cannot hold every character of a payload.",
+            hint=f"ALTER TABLE {JobExecution._meta.db_table} CONVERT TO CHARACTER SET utf8mb4;",
+            id="django_jobs.W006",
+        )
+    ]
