@@ -1,8 +1,8 @@
 """The signals of a job's life, how they are sent, and the receivers that log each ended run.
 
-All of them are sent with `send_robust`, sender = the registered `Job`, arguments `execution` and `job`. `job_failed` adds
-`exception` and `will_retry`. `job_pushed` comes right after the INSERT, inside the caller's transaction, which may still
-roll back; the others come after the write they tell of, and never for a run that was lost.
+All are sent with `send_robust`, sender = the `Job`, arguments `execution` and `job`; `job_failed` adds `exception` and
+`will_retry`. `job_pushed` comes right after the INSERT, inside the caller's transaction, which may still roll back;
+the others come after the write they tell of, and never for a run that was lost.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def log_cancel(execution: JobExecution, **kwargs: Any) -> None:
 
 
 def log_failure(
-    execution: JobExecution, job: Job[...], exception: BaseException | None = None, will_retry: bool = False, **kwargs: Any
+    execution: JobExecution,
+    job: Job[...],
+    exception: BaseException | None = None,
+    will_retry: bool = False,
+    **kwargs: Any,
 ) -> None:
     """Log a failed run: one line at WARNING if it will be retried, else at ERROR with the traceback.
 

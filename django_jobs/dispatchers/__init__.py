@@ -46,11 +46,11 @@ def get_dispatcher() -> Dispatcher:
 
 
 def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:
-    """Hint rows of one queue and priority to the workers; a failure is logged, never raised. Return whether it went out."""
+    """Hint rows of one queue and priority; a failure is logged, never raised. Return whether the hint went out."""
     try:
         get_dispatcher().hint(queue, ids, priority=priority)
     except Exception as error:  # noqa: BLE001 - whatever the dispatcher's technology raises, the rows stand
-        _log_failure(error, f"{len(ids)} hints for queue {queue!r}")
+        _log_failure(error, f"{len(ids)} hint(s) for queue {queue!r}")
         return False
     return True
 
@@ -60,7 +60,7 @@ def announce_cancel(ids: Sequence[UUID]) -> bool:
     try:
         get_dispatcher().cancel_hint(ids)
     except Exception as error:  # noqa: BLE001 - see announce()
-        _log_failure(error, f"{len(ids)} cancel hints")
+        _log_failure(error, f"{len(ids)} cancel hint(s)")
         return False
     return True
 
@@ -70,7 +70,7 @@ def _make(spec: DispatcherSpec) -> Dispatcher:
         backend = import_string(spec.backend)
     except ImportError as error:
         raise ImproperlyConfigured(
-            f"DJANGO_JOBS: DISPATCHER is {spec.backend!r}, which cannot be imported ({error}); expected the dotted path "
+            f"DJANGO_JOBS: DISPATCHER is {spec.backend!r}, which cannot be imported ({error}); expected the path "
             "of a django_jobs.dispatchers.Dispatcher."
         ) from error
     if not isinstance(backend, type) or not issubclass(backend, Dispatcher):
@@ -90,5 +90,8 @@ def _log_failure(error: Exception, what: str) -> None:
         left_out, _unlogged, _logged_at = _unlogged, 0, time.monotonic()
     more = f" ({left_out} more failures since the last line)" if left_out else ""
     logger.error(
-        "The dispatcher failed, %s not sent%s; the rows are stored, workers find them by polling.", what, more, exc_info=error
+        "The dispatcher failed, %s not sent%s; the rows are stored, workers find them by polling.",
+        what,
+        more,
+        exc_info=error,
     )

@@ -18,8 +18,8 @@ class Subscription(Protocol):
 class Dispatcher(ABC):
     """Carries hints from processes that push to processes that run jobs.
 
-    The table is the truth. A hint that is lost costs latency, until a worker polls; one that is doubled, late or about a
-    row that is gone costs a look. So a dispatcher never retries for long, never blocks for long and never keeps state
+    The table is the truth. A hint that is lost costs latency, until a worker polls; one that is doubled, late or about
+    a row that is gone costs a look. So a dispatcher never retries for long, never blocks for long and keeps nothing
     that must survive. It is called after commit, from any thread, and never reads or writes executions.
     """
 
@@ -27,7 +27,7 @@ class Dispatcher(ABC):
     kind: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Take `OPTIONS` of the setting; raise ImproperlyConfigured for wrong ones. Opens no connection, starts no thread."""
+        """Take `OPTIONS` of the setting; raise ImproperlyConfigured for wrong ones. Opens nothing, starts nothing."""
         self.options = options
 
     @abstractmethod

@@ -21,7 +21,10 @@ class DatabaseDispatcher(Dispatcher):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        self._reset()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        # Replaced, never changed: hint() reads it without the lock.
+        self._subscriptions: tuple[_Subscription, ...] = ()
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
         """Wake the workers of this process that serve the queue."""
@@ -55,18 +58,13 @@ class DatabaseDispatcher(Dispatcher):
 
     def close(self) -> None:
         """Forget all subscriptions."""
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        # Replaced, never changed: hint() reads it without the lock.
-        self._subscriptions: tuple[_Subscription, ...] = ()
+        with self._lock:
+            self._subscriptions = ()
 
     def _in_this_process(self) -> tuple[_Subscription, ...]:
         if self._pid != os.getpid():
             # After a fork: the parent's workers are not here, and its lock may have been held.
-            self._reset()
+            self._pid, self._lock, self._subscriptions = os.getpid(), threading.Lock(), ()
         return self._subscriptions
 
 

@@ -26,9 +26,10 @@ def service(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
         except SynchronousOnlyOperation as error:
             name = function.__name__
+            twin = f"a{name}()" if f"a{name}" in function.__globals__ else f"sync_to_async({name})(…)"
             raise SynchronousOnlyOperation(
-                f"{name}() was called from a running event loop, where Django does not let the database be used; "
-                f"await a{name}() with the same arguments instead."
+                f"{name}() was called from a running event loop, where Django refuses to use the database; "
+                f"await {twin} instead."
             ) from error
 
     return call
@@ -44,7 +45,7 @@ def savepoint(connection: Any) -> AbstractContextManager[Any]:
     return transaction.atomic(using=connection.alias) if in_transaction(connection) else nullcontext()
 
 
-def after_commit(connection: Any, action: Callable[[], None]) -> None:
+def after_commit(connection: Any, action: Callable[[], object]) -> None:
     """Run `action` once what was written is there for others; never with autocommit off, where nobody can tell when."""
     if connection.in_atomic_block or connection.get_autocommit():
         connection.on_commit(action, robust=True)

@@ -85,9 +85,7 @@ def _retry_unkeyed(rows: list[JobExecution], by: Any, report: Report, using: str
     user, name = attribution(by)
     page = JobExecution.objects.using(using).filter(pk__in=[row.pk for row in rows])
     now = clock.now(using)
-    moved = transitions.retry(
-        page, now=now, retries=known_job(rows[0]).retries, by=user, by_name=name, active_key=None
-    )
+    moved = transitions.retry(page, now=now, retries=known_job(rows[0]).retries, by=user, by_name=name, active_key=None)
     after = {row.pk: row for row in page.defer(*BULKY)}
     retried = [row for row in after.values() if row.retried_at == now and row.retried_by == user]
     # A worker may have run some to their end already, and their job keeps no such rows.

@@ -58,8 +58,8 @@ def insert_or_find(row: JobExecution, *, using: str) -> JobExecution:
         row.created = True
         return row
     raise KeyTaken(
-        f"{row.job_name} was not pushed: {ROUNDS} times in a row its key {row.key!r} was held by another execution that "
-        "was gone a moment later. Push again."
+        f"{row.job_name} was not pushed: {ROUNDS} times in a row its key {row.key!r} was held by another execution "
+        "that was gone a moment later. Push again."
     )
 
 
@@ -110,7 +110,7 @@ def _select(connection: Any) -> str:
     text = _selects.get(connection.vendor)
     if text is None:
         columns = rows.columns(connection)
-        text = f"SELECT {columns} FROM {rows.TABLE} WHERE job_name = %s AND active_key = %s"
+        text = f"SELECT {columns} FROM {rows.TABLE} WHERE job_name = %s AND active_key = %s"  # noqa: S608 - our names
         _selects[connection.vendor] = text
     return text
 

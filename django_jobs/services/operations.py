@@ -66,9 +66,8 @@ async def acancel(execution: JobExecution | UUID, by: Any = None) -> JobExecutio
 def retry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     """Queue a failed or cancelled execution again, the same row with its history, and return it.
 
-    Its budget is the job's `retries` + 1 more attempts, as the job is defined now. Raises WrongStatus for other statuses
-    (so a double click is harmless), KeyTaken when another live execution has its key, UnknownJob when no job has its
-    name any more.
+    It gets `retries` + 1 more attempts, as the job is defined now. Raises WrongStatus for other statuses (so a double
+    click is harmless), KeyTaken when another live execution has its key, UnknownJob when no job has its name any more.
     """
     using = jobs_alias()
     row = subject(execution, using=using)
@@ -110,7 +109,9 @@ def copy(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     source = subject(execution.pk if isinstance(execution, JobExecution) else execution, using=using)
     job = known_job(source)
     if not source.is_final:
-        raise WrongStatus(f"{source} cannot be run again: it is {source.status}; expected a finished execution.", source)
+        raise WrongStatus(
+            f"{source} cannot be run again: it is {source.status}; expected a finished execution.", source
+        )
     job.schema.rebuild(source.payload_json)
     row = build(job, PushOptions(by=by), source.payload_json, now=clock.now(using))
     row.queue, row.rank, row.organization_id = source.queue, source.rank, source.organization_id

@@ -57,7 +57,9 @@ def push_many(items: Sequence[Item]) -> list[JobExecution]:
         return []
     using = jobs_alias()
     now = clock.now(using)
-    return store_all([(item.job, build(item.job, item.options, item.payload_json, now=now)) for item in items], using=using)
+    return store_all(
+        [(item.job, build(item.job, item.options, item.payload_json, now=now)) for item in items], using=using
+    )
 
 
 async def apush_many(items: Sequence[Item]) -> list[JobExecution]:

@@ -1,0 +1,113 @@
+"""What every dispatcher must do: a test module per technology subclasses DispatcherContract."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_jobs.dispatchers import Dispatcher
+from django_jobs.fields import uuid7
+from tests.support import wait_for
+
+
+class DispatcherContract:
+    # Does a hint wake a worker that subscribed in this process?
+    wakes = True
+    # Does a cancel hint make it look?
+    looks = True
+
+    @pytest.fixture
+    def dispatcher(self) -> Iterator[Dispatcher]:
+        raise NotImplementedError
+
+    def test_its_kind_is_a_word(self, dispatcher: Dispatcher) -> None:
+        assert dispatcher.kind.isidentifier()
+
+    def test_a_hint_may_be_about_rows_that_are_gone_or_about_none(self, dispatcher: Dispatcher) -> None:
+        dispatcher.hint("default", [uuid7()])
+        dispatcher.hint("default", [])
+        dispatcher.cancel_hint([uuid7()])
+        dispatcher.cancel_hint([])
+
+    def test_the_same_hint_may_come_twice_and_with_many_ids(self, dispatcher: Dispatcher) -> None:
+        ids = [uuid7() for _ in range(1000)]
+        dispatcher.hint("default", ids, priority=100)
+        dispatcher.hint("default", ids, priority=-100)
+
+    @pytest.mark.django_db
+    def test_a_hint_asks_the_database_nothing(self, dispatcher: Dispatcher) -> None:
+        with CaptureQueriesContext(connection) as queries:
+            dispatcher.hint("default", [uuid7()])
+            dispatcher.cancel_hint([uuid7()])
+        assert len(queries) == 0
+
+    def test_a_hint_wakes_the_workers_of_its_queue(self, dispatcher: Dispatcher) -> None:
+        named, anything = threading.Event(), threading.Event()
+        first = dispatcher.subscribe(["mail"], named.set)
+        second = dispatcher.subscribe(None, anything.set)
+        try:
+            dispatcher.hint("mail", [uuid7()])
+            assert named.wait(5 if self.wakes else 0.2) == self.wakes
+            assert anything.wait(5 if self.wakes else 0.2) == self.wakes
+        finally:
+            first.close()
+            second.close()
+
+    def test_a_cancel_hint_makes_the_workers_look(self, dispatcher: Dispatcher) -> None:
+        looked = threading.Event()
+        subscription = dispatcher.subscribe(["mail"], lambda: None, looked.set)
+        try:
+            dispatcher.cancel_hint([uuid7()])
+            assert looked.wait(5 if self.looks else 0.2) == self.looks
+        finally:
+            subscription.close()
+
+    def test_a_hint_from_another_thread_arrives(self, dispatcher: Dispatcher) -> None:
+        woken = threading.Event()
+        subscription = dispatcher.subscribe(None, woken.set)
+        try:
+            pusher = threading.Thread(target=dispatcher.hint, args=("default", [uuid7()]))
+            pusher.start()
+            pusher.join()
+            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+        finally:
+            subscription.close()
+
+    def test_a_worker_whose_callback_raises_keeps_no_other_one_asleep(self, dispatcher: Dispatcher) -> None:
+        def broken() -> None:
+            raise RuntimeError("a worker in pieces")
+
+        woken = threading.Event()
+        first = dispatcher.subscribe(None, broken)
+        second = dispatcher.subscribe(None, woken.set)
+        try:
+            dispatcher.hint("default", [uuid7()])
+            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+        finally:
+            first.close()
+            second.close()
+
+    def test_a_closed_subscription_is_not_called_and_closes_twice(self, dispatcher: Dispatcher) -> None:
+        calls: list[str] = []
+        woken = threading.Event()
+        closed = dispatcher.subscribe(None, lambda: calls.append("wake"), lambda: calls.append("look"))
+        closed.close()
+        closed.close()
+        other = dispatcher.subscribe(None, woken.set)
+        try:
+            dispatcher.hint("default", [uuid7()])
+            dispatcher.cancel_hint([uuid7()])
+            if self.wakes:
+                wait_for(woken.is_set, 5, "the subscription that is still open is called")
+            assert calls == []
+        finally:
+            other.close()
+
+    def test_it_closes_twice(self, dispatcher: Dispatcher) -> None:
+        dispatcher.subscribe(None, lambda: None)
+        dispatcher.close()
+        dispatcher.close()
