@@ -52,13 +52,11 @@ class Backoff:
         """Return the seconds to wait after attempt number `attempt`, counted from 1; any number is safe."""
         initial, ceiling = float(self.initial), float(self.max)  # type: ignore[arg-type]  # __post_init__ made floats
         steps = max(attempt, 1) - 1
-        # Compared as logarithms: the power itself overflows long before the attempts end.
-        if not initial:
-            wait = 0.0
-        elif steps * math.log(self.factor) >= math.log(max(ceiling, initial) / initial):
-            wait = ceiling
-        else:
-            wait = min(initial * self.factor**steps, ceiling)
+        try:
+            # As a float: a power of whole numbers would not overflow but fill the memory.
+            wait = min(initial * float(self.factor) ** steps, ceiling)
+        except OverflowError:
+            wait = ceiling if initial else 0.0
         return random.uniform(0, wait) if self.jitter else wait
 
 

@@ -66,15 +66,14 @@ class Cron:
         start = instant.astimezone(UTC).replace(microsecond=0)
         return self._next_real(start) if self._every_hour else self._next_wall(start)
 
-    def previous_before(self, instant: datetime) -> datetime | None:
-        """Return the last tick strictly before an aware instant, in UTC; None when there was none in 50 years."""
+    def previous_before(self, instant: datetime) -> datetime:
+        """Return the last tick strictly before an aware instant, in UTC."""
         end = instant.astimezone(UTC)
+        # The last of these is longer than any gap: an expression that comes at all comes within 50 years.
         for gap in (SECOND * 61, SECOND * 3600, DAY, 32 * DAY, 367 * DAY, 9 * 366 * DAY, 50 * 366 * DAY):
             low = end - gap
             if self.next_after(low) < end:
                 break
-        else:
-            return None
         # The last second after which a tick still follows before the end is the one before the tick looked for.
         high = end
         while high - low > SECOND:
