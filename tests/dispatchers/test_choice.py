@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from pytest_django.fixtures import SettingsWrapper
 
 from django_jobs import dispatchers
 from django_jobs.dispatchers import announce, announce_cancel, get_dispatcher
 from django_jobs.dispatchers.database import DatabaseDispatcher
 from django_jobs.fields import uuid7
 from tests.dispatchers import recording
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
 
 
 @pytest.fixture
@@ -27,13 +30,13 @@ def test_the_database_is_the_default() -> None:
     assert get_dispatcher() is get_dispatcher()
 
 
-def test_a_dotted_path_with_options_names_a_third_partys_dispatcher(settings: SettingsWrapper) -> None:
+def test_a_dotted_path_with_options_names_a_third_partys_dispatcher(settings: Settings) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": {"BACKEND": recording.RECORDING, "OPTIONS": {"a": 1}}}
     assert isinstance(get_dispatcher(), recording.RecordingDispatcher)
     assert get_dispatcher().options == {"a": 1}
 
 
-def test_another_dispatcher_in_the_settings_closes_the_old_one(settings: SettingsWrapper) -> None:
+def test_another_dispatcher_in_the_settings_closes_the_old_one(settings: Settings) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": recording.RECORDING}
     old = get_dispatcher()
     settings.DJANGO_JOBS = {"DISPATCHER": "database"}
@@ -42,14 +45,16 @@ def test_another_dispatcher_in_the_settings_closes_the_old_one(settings: Setting
     assert old.closed
 
 
-def test_other_settings_change_without_a_new_dispatcher(settings: SettingsWrapper) -> None:
+def test_other_settings_change_without_a_new_dispatcher(settings: Settings) -> None:
     before = get_dispatcher()
     settings.DJANGO_JOBS = {"CONCURRENCY": 3}
     assert get_dispatcher() is before
 
 
-@pytest.mark.parametrize("path", ["no.such.module", f"{recording.__name__}.Absent", f"{recording.__name__}.no_dispatcher"])
-def test_a_path_that_leads_to_no_dispatcher_is_refused_by_name(settings: SettingsWrapper, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["no.such.module", f"{recording.__name__}.Absent", f"{recording.__name__}.no_dispatcher"]
+)
+def test_a_path_that_leads_to_no_dispatcher_is_refused_by_name(settings: Settings, path: str) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": path}
     with pytest.raises(ImproperlyConfigured, match=rf"DISPATCHER is '{path}'.*expected"):
         get_dispatcher()
@@ -57,7 +62,7 @@ def test_a_path_that_leads_to_no_dispatcher_is_refused_by_name(settings: Setting
 
 @pytest.mark.usefixtures("fresh_log")
 def test_a_failing_dispatcher_is_logged_once_in_a_while_with_the_number_left_out(
-    settings: SettingsWrapper, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": recording.FAILING}
     with caplog.at_level(logging.ERROR, "django_jobs"):
@@ -74,7 +79,7 @@ def test_a_failing_dispatcher_is_logged_once_in_a_while_with_the_number_left_out
 
 @pytest.mark.usefixtures("fresh_log")
 def test_a_dispatcher_that_cannot_even_be_made_is_logged_too(
-    settings: SettingsWrapper, caplog: pytest.LogCaptureFixture
+    settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": "no.such.module"}
     with caplog.at_level(logging.ERROR, "django_jobs"):
