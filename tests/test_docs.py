@@ -20,6 +20,7 @@ import pytest
 import django_jobs
 from django_jobs import registry
 from django_jobs.conf import DEFAULTS, get_settings
+from django_jobs.options import JobOptions
 from django_jobs.states import Status, is_legal
 from tests.support import ROOT
 
@@ -58,7 +59,7 @@ RUNNABLE = [block for block in BLOCKS if block.mark == "run"]
 
 def rows(page: str, heading: str) -> list[list[str]]:
     """Return the cells of the first table below the heading of a page."""
-    _, _, text = (ROOT / page).read_text().partition(f"\n{heading}\n")
+    _, _, text = f"\n{(ROOT / page).read_text()}".partition(f"\n{heading}\n")
     assert text, f"{page} has no heading {heading!r}"
     lines = itertools.dropwhile(lambda line: not line.startswith("|"), text.splitlines())
     table = list(itertools.takewhile(lambda line: line.startswith("|"), lines))[2:]
@@ -163,9 +164,24 @@ def test_every_setting_becomes_a_field_of_the_settings_object() -> None:
         assert key.lower() in fields or any(name.startswith(f"{key.lower()}_") for name in fields), key
 
 
+def test_the_docs_say_which_settings_nothing_reads_yet() -> None:
+    said = {
+        code_in(row[0]) for row in rows("docs/reference/settings.md", "# Settings") if "nothing reads it yet" in row[2]
+    }
+    sources = [path for path in (ROOT / "django_jobs").rglob("*.py") if path.name not in {"conf.py", "checks.py"}]
+    code = "\n".join(path.read_text() for path in sources)
+    unread = {key for key in DEFAULTS if not re.search(rf"(?:settings|get_settings\(\)|conf)\.{key.lower()}", code)}
+    assert said == unread
+
+
 def test_the_table_of_job_options_is_what_job_takes() -> None:
     table = [code_in(row[0]) for row in rows("docs/reference/job-options.md", "# Job options")]
-    assert sorted(table) == sorted(options_of(django_jobs.job))
+    assert sorted(table) == sorted(JobOptions.__annotations__)
+
+
+def test_the_table_of_checks_is_what_can_be_found() -> None:
+    table = [code_in(row[0]) for row in rows("docs/reference/checks.md", "# System checks")]
+    assert table == sorted(set(re.findall(r'id="(django_jobs\.\w+)"', (ROOT / "django_jobs/checks.py").read_text())))
 
 
 def test_the_table_of_push_options_is_what_using_takes() -> None:
