@@ -33,7 +33,8 @@ class JobExecution(models.Model):
     rank = models.SmallIntegerField(_("rank"), default=0)
     payload = StrictJSONField(_("payload"), default=dict)
     key = models.CharField(_("key"), max_length=255, blank=True, default="")
-    key_digest = models.CharField(max_length=64, blank=True, default="", editable=False)
+    # NULL without a key, so that the index over it holds keyed rows only.
+    key_digest = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001
     # The digest while the row is live and NULL afterwards: the unique index over it is the dedup promise.
     active_key = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001 - NULLs are distinct
     organization_id = models.CharField(_("organization"), max_length=64, null=True, blank=True)  # noqa: DJ001
@@ -54,7 +55,7 @@ class JobExecution(models.Model):
     cancel_requested_at = UTCDateTimeField(_("cancel asked for"), null=True)
     error = models.TextField(_("last error"), blank=True, default="")
     errors = StrictJSONField(_("errors"), default=list)
-    fingerprint = models.CharField(max_length=32, blank=True, default="", editable=False)
+    fingerprint = models.CharField(max_length=32, null=True, editable=False)  # noqa: DJ001 - as above
     logs = StrictJSONField(_("logs"), default=list)
     result = StrictJSONField(_("result"), null=True)
     progress = StrictJSONField(_("progress"), null=True)
@@ -85,13 +86,8 @@ class JobExecution(models.Model):
             ("pause_jobexecution", "Can pause and resume jobs and queues"),
             ("purge_jobexecution", "Can purge executions of unregistered jobs"),
         ]
-        # Those over live rows (claim, due, owner) are made by the migration, conditional where the database can.
-        indexes = [
-            models.Index(fields=["job_name", "status", "completed_at"], name="django_jobs_retention"),
-            models.Index(fields=["status", "id"], name="django_jobs_list"),
-            models.Index(fields=["key_digest"], name="django_jobs_key"),
-            models.Index(fields=["job_name", "fingerprint"], name="django_jobs_fingerprint"),
-        ]
+        # The others are made by the migration, conditional where the database can: a move then writes few of them.
+        indexes = [models.Index(fields=["status", "id"], name="django_jobs_list")]
         constraints = [
             models.UniqueConstraint(fields=["job_name", "active_key"], name="django_jobs_active_key"),
             models.CheckConstraint(

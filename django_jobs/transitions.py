@@ -81,7 +81,7 @@ def claim(
         # MATERIALIZED: inlined, the subquery may run more than once and lock more rows than the limit.
         statement = (
             f"WITH best AS MATERIALIZED (SELECT id {best} FOR NO KEY UPDATE SKIP LOCKED) "
-            f"UPDATE {table} AS t SET {_CLAIMED} FROM best WHERE t.id = best.id AND t.status = 'pending' "
+            f"UPDATE {table} AS t SET {_CLAIMED} FROM best WHERE t.id = best.id "
             f"RETURNING {rows.columns(connection, 't.')}"
         )
         parameters = [*chosen, *changed]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from queue import SimpleQueue
@@ -42,7 +43,12 @@ class Pool:
         self._on_ended = on_ended
         self._on_free = on_free
         self._on_recycle = on_recycle
-        self._work: SimpleQueue[Run | None] = SimpleQueue()
+        self._work: deque[Run] = deque()
+        # A thread that takes a token takes work, and wakes the next one while more is left. So a burst of short handlers
+        # costs a few changes of thread, and long ones still start at once.
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._token_out = False
+        self._stopped = False
         self._lock = threading.Lock()
         self._active: dict[UUID, Run] = {}
         # Threads that can take a run, by ident; one that is stuck in a handler it does not leave is no longer here.
@@ -92,7 +98,9 @@ class Pool:
             if run.job.is_async:
                 self._run_async(run)
             else:
-                self._work.put(run)
+                self._work.append(run)
+        if self._work:
+            self._wake_slot()
 
     def cancel(self, run: Run) -> None:
         """Begin the ladder for a run whose cancel was asked for."""
@@ -114,8 +122,9 @@ class Pool:
     def stop(self) -> None:
         """End the idle threads; those inside handlers are daemons and die with the process."""
         self._ladder.stop()
+        self._stopped = True
         for _ in range(len(self._threads)):
-            self._work.put(None)
+            self._tokens.put(None)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -133,9 +142,16 @@ class Pool:
     def _slot(self) -> None:
         try:
             while True:
-                run = self._work.get()
-                if run is None:
-                    return
+                try:
+                    run = self._work.popleft()
+                except IndexError:
+                    if self._stopped:
+                        return
+                    self._tokens.get()
+                    self._token_out = False
+                    continue
+                if self._work:
+                    self._wake_slot()
                 signals.emit(signals.job_started, run.job, run.execution)
                 outcome = execute(run)
                 self._interrupter.unregister(run)
@@ -148,6 +164,11 @@ class Pool:
                 self._end(run, outcome)
         finally:
             connections.close_all()
+
+    def _wake_slot(self) -> None:
+        if not self._token_out:
+            self._token_out = True
+            self._tokens.put(None)
 
     def _run_async(self, run: Run) -> None:
         if self._loop is None or self._loop_thread is None or not self._loop_thread.is_alive():

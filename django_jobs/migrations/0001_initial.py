@@ -1,7 +1,8 @@
 from django.db import migrations, models
+from django.db.models import Q
 
 import django_jobs.fields
-from django_jobs.migrations._operations import AddLiveIndex, ExactText, RefuseCompactRows
+from django_jobs.migrations._operations import AddPartialIndex, ExactText, RefuseCompactRows
 
 
 class Migration(migrations.Migration):
@@ -108,7 +109,7 @@ class Migration(migrations.Migration):
                 ("rank", models.SmallIntegerField(default=0, verbose_name="rank")),
                 ("payload", django_jobs.fields.StrictJSONField(default=dict, verbose_name="payload")),
                 ("key", models.CharField(blank=True, default="", max_length=255, verbose_name="key")),
-                ("key_digest", models.CharField(blank=True, default="", editable=False, max_length=64)),
+                ("key_digest", models.CharField(editable=False, max_length=64, null=True)),
                 ("active_key", models.CharField(editable=False, max_length=64, null=True)),
                 (
                     "organization_id",
@@ -133,7 +134,7 @@ class Migration(migrations.Migration):
                 ),
                 ("error", models.TextField(blank=True, default="", verbose_name="last error")),
                 ("errors", django_jobs.fields.StrictJSONField(default=list, verbose_name="errors")),
-                ("fingerprint", models.CharField(blank=True, default="", editable=False, max_length=32)),
+                ("fingerprint", models.CharField(editable=False, max_length=32, null=True)),
                 ("logs", django_jobs.fields.StrictJSONField(default=list, verbose_name="logs")),
                 ("result", django_jobs.fields.StrictJSONField(null=True, verbose_name="result")),
                 ("progress", django_jobs.fields.StrictJSONField(null=True, verbose_name="progress")),
@@ -167,12 +168,7 @@ class Migration(migrations.Migration):
                     ("purge_jobexecution", "Can purge executions of unregistered jobs"),
                 ],
                 "default_permissions": ("view", "delete"),
-                "indexes": [
-                    models.Index(fields=["job_name", "status", "completed_at"], name="django_jobs_retention"),
-                    models.Index(fields=["status", "id"], name="django_jobs_list"),
-                    models.Index(fields=["key_digest"], name="django_jobs_key"),
-                    models.Index(fields=["job_name", "fingerprint"], name="django_jobs_fingerprint"),
-                ],
+                "indexes": [models.Index(fields=["status", "id"], name="django_jobs_list")],
                 "constraints": [
                     models.UniqueConstraint(fields=("job_name", "active_key"), name="django_jobs_active_key"),
                     models.CheckConstraint(
@@ -225,15 +221,25 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        AddLiveIndex(
+        AddPartialIndex(
             "JobExecution",
             "django_jobs_claim",
             ["status", "queue", "rank", "scheduled_at", "id"],
-            statuses=["pending"],
+            Q(status="pending"),
         ),
-        AddLiveIndex(
-            "JobExecution", "django_jobs_due", ["status", "parked_reason", "scheduled_at"], statuses=["scheduled"]
+        AddPartialIndex(
+            "JobExecution", "django_jobs_due", ["status", "parked_reason", "scheduled_at"], Q(status="scheduled")
         ),
-        AddLiveIndex("JobExecution", "django_jobs_owner", ["worker_id", "status"], statuses=["running"]),
+        AddPartialIndex("JobExecution", "django_jobs_owner", ["worker_id", "status"], Q(status="running")),
+        AddPartialIndex(
+            "JobExecution",
+            "django_jobs_retention",
+            ["job_name", "status", "completed_at"],
+            Q(completed_at__isnull=False),
+        ),
+        AddPartialIndex("JobExecution", "django_jobs_key", ["key_digest"], Q(key_digest__isnull=False)),
+        AddPartialIndex(
+            "JobExecution", "django_jobs_fingerprint", ["job_name", "fingerprint"], Q(fingerprint__isnull=False)
+        ),
         ExactText(["JobExecution", "JobState", "QueueState", "Worker", "JobStat"]),
     ]

@@ -63,21 +63,20 @@ class ExactText(Operation):
         return "Hold every character exactly on MySQL and MariaDB"
 
 
-class AddLiveIndex(Operation):
-    """Index the live rows of a model: a partial index where the database has them, an ordinary one elsewhere.
+class AddPartialIndex(Operation):
+    """Index the rows that meet a condition: a partial index where the database has them, an ordinary one elsewhere.
 
     Kept out of Meta.indexes, where a condition makes MariaDB and MySQL skip the index and warn.
     """
 
     reversible = True
 
-    def __init__(self, model_name: str, name: str, fields: list[str], statuses: list[str]) -> None:
-        self.model_name, self.name, self.fields, self.statuses = model_name, name, fields, statuses
+    def __init__(self, model_name: str, name: str, fields: list[str], condition: models.Q) -> None:
+        self.model_name, self.name, self.fields, self.condition = model_name, name, fields, condition
 
     def _index(self, schema_editor: Any) -> models.Index:
         partial = schema_editor.connection.features.supports_partial_indexes
-        condition = models.Q(status__in=self.statuses) if partial else None
-        return models.Index(fields=self.fields, name=self.name, condition=condition)
+        return models.Index(fields=self.fields, name=self.name, condition=self.condition if partial else None)
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         pass
@@ -93,4 +92,4 @@ class AddLiveIndex(Operation):
             schema_editor.remove_index(model, self._index(schema_editor))
 
     def describe(self) -> str:
-        return f"Index live rows as {self.name}"
+        return f"Add the index {self.name}"
