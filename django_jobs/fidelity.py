@@ -112,19 +112,30 @@ def difference(sent: Any, back: Any, path: str) -> str | None:
 
 def unserializable(value: Any, path: str) -> str:
     """Return the path of the first part of a value that has no JSON form, with its type, as "path: reason"."""
-    parts: list[tuple[str, Any]] = []
+    for _ in range(MAX_DEPTH):
+        found = next((part for part in _parts(value, path) if not _has_json_form(part[1])), None)
+        if found is None:
+            return f"{path}: {_kind(value)} has no JSON form"
+        path, value = found
+    return f"{path}: is nested deeper than {MAX_DEPTH} levels, or holds itself"
+
+
+def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        parts = [(f"{path}.{key}", item) for key, item in value.items()]
-    elif isinstance(value, list | tuple | set | frozenset):
-        parts = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    elif isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
-        parts = [(f"{path}.{key}", item) for key, item in vars(value).items()] if hasattr(value, "__dict__") else []
-    for inner, item in parts:
-        try:
-            to_jsonable_python(item)
-        except Exception:  # noqa: BLE001 - any failure means that this part is the one
-            return unserializable(item, inner)
-    return f"{path}: {_kind(value)} has no JSON form"
+        return [(f"{path}.{key}", item) for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and hasattr(value, "__dict__")):
+        return [(f"{path}.{key}", item) for key, item in vars(value).items()]
+    return []
+
+
+def _has_json_form(value: Any) -> bool:
+    try:
+        to_jsonable_python(value)
+    except Exception:  # noqa: BLE001 - whatever it is, this part has none
+        return False
+    return True
 
 
 def _of_pairs(sent: dict[Any, Any], back: dict[Any, Any], path: str) -> str | None:
