@@ -20,7 +20,7 @@ from tests.engines import ENGINES, embedded_valkey
 from tests.support import Ledger, Runjobs
 
 if TYPE_CHECKING:
-    from pytest_django.fixtures import SettingsWrapper
+    from pytest_django import Settings
 
 hypothesis.settings.register_profile("dev", deadline=None)
 # The same examples each time: a red run is the fault of the change it ran on.
@@ -136,7 +136,7 @@ def _valkey_version(url: str) -> str:
 
 
 @pytest.fixture
-def valkey(valkey_url: str, settings: SettingsWrapper) -> str:
+def valkey(valkey_url: str, settings: Settings) -> str:
     """An empty Valkey behind the cache alias "valkey"; its URL, for REDIS_URL of processes that the test starts."""
     import redis
 

@@ -90,7 +90,7 @@ def tell(results: list[Result], *, slow: bool) -> int:
     passed = sum(result.count("passed") for result in results)
     # A run that broke off without a failed test still counts as one failure.
     failed = sum(max(result.count("failed"), 0 if result.is_green else 1) for result in results)
-    if not passed and not slow:
+    if not passed and not failed and not slow:
         print("No test ran.")
         failed += 1
     skipped = sum(result.count("skipped") for result in results)

@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from importlinter.cli import lint_imports
 
 import django_jobs
 from tests.support import ROOT
+
+# Nothing here depends on the database: once is enough.
+pytestmark = pytest.mark.sqlite
 
 PACKAGE = ROOT / "django_jobs"
 
@@ -200,6 +204,11 @@ def test_every_module_has_its_place_in_the_layers() -> None:
     placed = {name.strip(" ()") for layer in contract["layers"] for name in layer.split("|")}
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__"} == placed
+
+
+def test_imports_only_go_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename="pyproject.toml", cache_dir=None) == 0
 
 
 @pytest.mark.subprocess
