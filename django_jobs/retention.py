@@ -21,7 +21,7 @@ def trim(
     job_name: str,
     status: Status | str,
     keep: int | None,
-    max_age: float | None,
+    max_age: timedelta | float | None,
     *,
     now: datetime,
     using: str,
@@ -29,7 +29,7 @@ def trim(
 ) -> int:
     """Delete up to `limit` finished rows of one job and status, the oldest first, and return how many went.
 
-    Those beyond the newest `keep` go (None keeps all, 0 none), and those that ended more than `max_age` seconds ago. An
+    Those beyond the newest `keep` go (None keeps all, 0 none), and those that ended `max_age` (seconds) ago. An
     answer of `limit` says that more may be left. Safe in any number of processes: rows another one deletes are skipped.
     """
     surplus = _surplus(job_name, status, keep, max_age, now, using)
@@ -46,13 +46,14 @@ def trim(
 
 
 def _surplus(
-    job_name: str, status: Status | str, keep: int | None, max_age: float | None, now: datetime, using: str
+    job_name: str, status: Status | str, keep: int | None, max_age: timedelta | float | None, now: datetime, using: str
 ) -> ExecutionQuerySet | None:
     """Return the rows to delete; None when all of them stay."""
     ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status)
     if keep == 0:
         return ended
-    expired = None if max_age is None else now - timedelta(seconds=max_age)
+    age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)
+    expired = None if age is None else now - age
     last = None if keep is None else _last_kept(ended, keep)
     if last is None or (expired is not None and expired > last[0]):
         # By age alone: what the count would delete is older still.
@@ -66,4 +67,7 @@ def _last_kept(ended: ExecutionQuerySet, keep: int) -> tuple[datetime, UUID] | N
     """Return when the keep-th newest row ended, and its id; None when there are no more than that."""
     # A plain read: rows locked by other trims count as kept or not all the same.
     newest = ended.order_by("-completed_at", "-pk").values_list("completed_at", "pk")
-    return next(iter(newest[keep - 1 : keep]), None)
+    for at, pk in newest[keep - 1 : keep]:
+        if at is not None:
+            return at, pk
+    return None

@@ -1,0 +1,66 @@
+"""What the live workers know and serve, as their rows say; read by stage before it sets rows aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django_jobs.conf import get_settings
+from django_jobs.models import Worker
+
+# How long nobody must have listed a name: a deploy replaces the workers one after the other.
+UNLISTED_FOR = timedelta(minutes=1)
+EVERY = timedelta(seconds=5)
+LIMIT = 10_000
+WORKER_ROLE = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The workers as a whole at one moment."""
+
+    # Names that a live worker runs.
+    listed: frozenset[str]
+    # Names that a worker, live or not any more, listed within the last minute.
+    listed_lately: frozenset[str]
+    # Queues served by a worker that has been there for a minute; None is any queue.
+    settled_queues: frozenset[str] | None
+
+
+class Fleet:
+    """Reads the rows of the workers, at most every five seconds."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        self._view: View | None = None
+        self._looked_at: datetime | None = None
+
+    def look(self, now: datetime) -> View:
+        """Return what the workers said at most five seconds before `now`."""
+        if self._view is None or self._looked_at is None or not timedelta() <= now - self._looked_at < EVERY:
+            self._view, self._looked_at = self._read(now), now
+        return self._view
+
+    def _read(self, now: datetime) -> View:
+        lost_after = timedelta(seconds=get_settings().worker_lost_after)
+        recent = Worker.objects.using(self._using).filter(heartbeat_at__gt=now - max(UNLISTED_FOR, lost_after))
+        fields = ("roles", "names", "queues", "started_at", "heartbeat_at", "stopped_at")
+        listed: set[str] = set()
+        lately: set[str] = set()
+        queues: set[str] = set()
+        any_queue = False
+        for roles, names, served, started_at, heartbeat_at, stopped_at in recent.values_list(*fields)[:LIMIT]:
+            if WORKER_ROLE not in roles:
+                continue
+            lately.update(names)
+            if stopped_at is not None or heartbeat_at <= now - lost_after:
+                continue
+            listed.update(names)
+            if started_at <= now - UNLISTED_FOR:
+                any_queue |= served is None
+                queues.update(served or ())
+        return View(
+            listed=frozenset(listed),
+            listed_lately=frozenset(lately),
+            settled_queues=None if any_queue else frozenset(queues),
+        )

@@ -1,0 +1,233 @@
+"""Find running rows whose process died, and queue them again or end them: in every runjobs process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError
+from django.db.models import Exists, F, OuterRef, Q
+
+from django_jobs import clock, registry, transitions
+from django_jobs.conf import get_settings
+from django_jobs.contention import is_connection_loss
+from django_jobs.exceptions import WorkerLost
+from django_jobs.models import JobExecution, Worker
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.runtime.portions import PAGE, hint, portions
+from django_jobs.services.operations import after_cancel
+from django_jobs.signals import emit, job_failed, job_finished
+from django_jobs.states import Status
+
+logger = logging.getLogger("django_jobs.rescue")
+
+LOOKS = 3
+# A look counts if it comes so many intervals after the last one: sooner it tells nothing new, later we may have slept.
+EARLIEST, LATEST = 0.9, 1.5
+LIMIT = 10_000
+PREFIX = f"{WorkerLost.__name__}: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A worker that owns running rows."""
+
+    worker_id: UUID | None
+    # Does it have a row of its own? Without one it has no times.
+    is_registered: bool = False
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    heartbeat_at: datetime | None = None
+    suspected_at: datetime | None = None
+    stopped_at: datetime | None = None
+
+    @property
+    def label(self) -> str:
+        """Where it ran, as in all error entries."""
+        return f"{self.host} pid {self.pid}" if self.is_registered else str(self.worker_id or "")
+
+    @property
+    def end(self) -> str:
+        """What happened to it, in words."""
+        if not self.is_registered:
+            return f"its worker {self.worker_id or ''}".rstrip() + " is not registered"
+        who = f"its worker, {self.label}, version {self.version or 'unknown'},"
+        if self.stopped_at is not None:
+            return f"{who} stopped at {self.stopped_at:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{who} gave no sign of life after {self.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Rescue:
+    """Takes rows from workers that are dead for certain.
+
+    Dead is who is stale by the database's clock and showed the same heartbeat in three looks in a row of this process,
+    an interval apart by its own monotonic clock. A failed or late look begins the count anew, and `beat` comes before
+    each look: an outage of the database or a frozen host ends no healthy run. Who said it stopped is dead at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        using: str,
+        beat: Callable[[], object] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._using = using
+        self._beat = beat
+        self._monotonic = monotonic
+        self._looked_at: float | None = None
+        # The heartbeat each owner showed, and in how many looks in a row.
+        self._seen: dict[UUID | None, tuple[datetime | None, int]] = {}
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Look once and rescue what belongs to nobody; return the seconds to the next look."""
+        interval = get_settings().heartbeat_interval
+        moment = self._monotonic()
+        since = None if self._looked_at is None else moment - self._looked_at
+        if since is not None and since < EARLIEST * interval:
+            return interval - since
+        if since is None or since > LATEST * interval:
+            self._seen.clear()
+        # Until this look has succeeded there was none.
+        self._looked_at = None
+        self._beat()
+        now = now or clock.now(self._using)
+        owners = self._owners()
+        self._count(owners)
+        self._looked_at = moment
+        self._settle([owner for owner in owners if self._is_dead(owner, now)], now)
+        return interval
+
+    def suspect(self, now: datetime | None = None) -> int:
+        """Look once without a memory, for processes that end soon, and return how many rows were moved.
+
+        A silent worker is noted as suspected in its row, which its next beat clears; a later call that finds a note of
+        more than two intervals rescues. Calls may come from any process, at any time.
+        """
+        now = now or clock.now(self._using)
+        patience = timedelta(seconds=2 * get_settings().heartbeat_interval)
+        dead = []
+        for owner in self._owners():
+            if not owner.is_registered or owner.stopped_at is not None:
+                dead.append(owner)
+            elif self._is_silent(owner, now):
+                if owner.suspected_at is None:
+                    self._note_suspicion(owner, now)
+                elif now - owner.suspected_at > patience:
+                    dead.append(owner)
+        return self._settle(dead, now)
+
+    def _note_suspicion(self, owner: Owner, now: datetime) -> None:
+        unchanged = Q(pk=owner.worker_id, heartbeat_at=owner.heartbeat_at, suspected_at__isnull=True)
+        Worker.objects.using(self._using).filter(unchanged).update(suspected_at=now)
+
+    def _owners(self) -> list[Owner]:
+        running = JobExecution.objects.using(self._using).running().order_by()
+        ids = list(running.values_list("worker_id", flat=True).distinct()[:LIMIT])
+        found: dict[UUID | None, Owner] = {}
+        fields = ("host", "pid", "version", "heartbeat_at", "suspected_at", "stopped_at")
+        for page in portions([pk for pk in ids if pk is not None]):
+            for row in Worker.objects.using(self._using).filter(pk__in=page).only(*fields):
+                detail = {name: getattr(row, name) for name in fields}
+                found[row.pk] = Owner(worker_id=row.pk, is_registered=True, **detail)
+        return [found.get(pk) or Owner(worker_id=pk) for pk in ids]
+
+    def _count(self, owners: Collection[Owner]) -> None:
+        seen = {}
+        for owner in owners:
+            heartbeat, looks = self._seen.get(owner.worker_id, (None, 0))
+            again = looks > 0 and heartbeat == owner.heartbeat_at
+            seen[owner.worker_id] = (owner.heartbeat_at, looks + 1 if again else 1)
+        self._seen = seen
+
+    def _is_dead(self, owner: Owner, now: datetime) -> bool:
+        if owner.stopped_at is not None:
+            return True
+        return self._is_silent(owner, now) and self._seen[owner.worker_id][1] >= LOOKS
+
+    def _is_silent(self, owner: Owner, now: datetime) -> bool:
+        lost_after = timedelta(seconds=get_settings().worker_lost_after)
+        return owner.heartbeat_at is None or owner.heartbeat_at <= now - lost_after
+
+    def _settle(self, dead: Collection[Owner], now: datetime) -> int:
+        """Move the rows of dead owners, one by one so that none stops the others; return how many moved."""
+        owners = {owner.worker_id: owner for owner in dead}
+        moved = 0
+        for ids in portions(list(owners)):
+            lost = self._lost(ids, now)
+            rest = lost
+            while page := list(rest.order_by("pk").only("job_name", "worker_id", "started_at", "rescues")[:PAGE]):
+                for row in page:
+                    moved += self._settle_row(row, lost.filter(pk=row.pk), owners[row.worker_id], now)
+                rest = lost.filter(pk__gt=page[-1].pk)
+        return moved
+
+    def _lost(self, worker_ids: Collection[UUID | None], now: datetime) -> ExecutionQuerySet:
+        """Return the running rows of these workers, as long as those are not fresh: judged inside each UPDATE."""
+        fresh = Worker.objects.using(self._using).fresh(now, get_settings().worker_lost_after)
+        mine = Q(worker_id__in=[pk for pk in worker_ids if pk is not None])
+        if None in worker_ids:
+            mine |= Q(worker_id__isnull=True)
+        running: ExecutionQuerySet = JobExecution.objects.using(self._using).running().filter(mine)
+        return running.exclude(Exists(fresh.filter(pk=OuterRef("worker_id"))))
+
+    def _settle_row(self, row: JobExecution, lost: ExecutionQuerySet, owner: Owner, now: datetime) -> bool:
+        job = registry.find(row.job_name)
+        message = f"{owner.end}."
+        if row.rescues >= transitions.RESCUES_ALLOWED:
+            message = f"this execution kills its worker: three were lost while they ran it; the last time {message}"
+        entry = {
+            "exception": f"{WorkerLost.__module__}.{WorkerLost.__qualname__}",
+            "message": message,
+            "traceback": "",
+            "worker": owner.label,
+            "started_at": None if row.started_at is None else row.started_at.isoformat(),
+            "failed_at": now.isoformat(),
+        }
+
+        def describe(worker_id: UUID | None) -> tuple[str, dict[str, Any]]:
+            return f"{PREFIX}{message}", entry
+
+        moved: list[UUID] = []
+        try:
+            if job is None or job.has_retry:
+                moved = transitions.rescue(lost, now=now, describe=describe)
+                # What still has attempts and was not moved just now is not lost any more.
+                lost = lost.filter(Q(attempt__gte=F("max_attempts")) | Q(rescues__gte=transitions.RESCUES_ALLOWED))
+            moved = moved or transitions.bury(lost, now=now, describe=describe)
+        except DatabaseError as error:
+            if is_connection_loss(error, self._using):
+                raise
+            logger.error("%s cannot be rescued: %s", row, error)  # noqa: TRY400 - one line
+            return False
+        for pk in moved:
+            self._tell(pk)
+        return bool(moved)
+
+    def _tell(self, pk: UUID) -> None:
+        row = JobExecution.objects.using(self._using).filter(pk=pk).first()
+        if row is None:
+            return
+        if row.status == Status.PENDING:
+            logger.warning("%s runs again: %s", row, row.error)
+            hint([(row.queue, row.rank, row.pk)])
+        elif row.status == Status.CANCELLED:
+            after_cancel(row, using=self._using)
+        elif row.status == Status.ERROR:
+            self._tell_of_error(row)
+
+    def _tell_of_error(self, row: JobExecution) -> None:
+        job = registry.find(row.job_name)
+        if job is None:
+            logger.error("%s ended: %s", row, row.error)
+            return
+        if job.retention(Status.ERROR) == 0:
+            JobExecution.objects.using(self._using).filter(pk=row.pk).delete_finished()
+        emit(job_failed, job, row, exception=WorkerLost(row.error.removeprefix(PREFIX)), will_retry=False)
+        emit(job_finished, job, row)

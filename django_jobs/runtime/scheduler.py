@@ -1,0 +1,206 @@
+"""Fire cron ticks, each one row however many schedulers run: the scheduler role of runjobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.models import F
+
+from django_jobs import clock, registry, transitions
+from django_jobs.contention import is_connection_loss, retried
+from django_jobs.definition import Job
+from django_jobs.models import JobState
+from django_jobs.options import PushOptions
+from django_jobs.runtime.portions import portions
+from django_jobs.schedules import Cron
+from django_jobs.services.hints import hint
+from django_jobs.services.keys import is_key_conflict, overlap_key
+from django_jobs.services.push import build
+from django_jobs.signals import emit, job_pushed
+
+logger = logging.getLogger("django_jobs.scheduler")
+
+# Why a tick became no row, as `last_skip_reason` says.
+OVERLAP, MISFIRE, PAUSED = "overlap", "misfire", "paused"
+
+# Also without a tick: the clock may be set, and other processes change what is stored.
+MAX_DELAY = 10.0
+AGAIN_AFTER_FAILURE = 5.0
+INSTANT = timedelta(microseconds=1)
+MIN_GRACE, MAX_GRACE = timedelta(seconds=5), timedelta(hours=1)
+# misfire="all" fires at most so many missed ticks, the newest; no more missed ones are counted either.
+MOST = 100
+# A cursor so far ahead was written under a wrong clock; ticks would not come before that time.
+AHEAD = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What is to be done about the ticks of a job that have come: fire these, count those as missed."""
+
+    fire: tuple[datetime, ...]
+    missed: int
+    newest: datetime
+    following: datetime
+
+
+class Scheduler:
+    """Compares the stored cursor of each cron job with the clock."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        # The schedule that this process brought in for each job; that is done once, so that older code, which runs on
+        # during a deploy, does not bring its own back.
+        self._settled: dict[str, str] = {}
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Fire what is due and return the seconds to the next tick, at most ten."""
+        moment = now or clock.now(self._using)
+        jobs = [(job, job.cron) for job in registry.all_jobs() if job.cron is not None]
+        self._settle([job for job, cron in jobs if self._settled.get(job.name) != str(cron)], moment)
+        delay = MAX_DELAY
+        for page in portions(jobs):
+            states = JobState.objects.using(self._using).in_bulk([job.name for job, _ in page])
+            for job, cron in page:
+                following = self._look(job, cron, states.get(job.name), moment)
+                if isinstance(following, datetime):
+                    following = (following - (now or clock.now(self._using))).total_seconds()
+                delay = min(delay, max(0.0, following))
+        return delay
+
+    def _settle(self, jobs: list[Job[...]], now: datetime) -> None:
+        """Bring in the schedules of this process's code; new and changed ones begin now, so nothing back-fires."""
+        if not jobs:
+            return
+        states = JobState.objects.using(self._using)
+        new = [JobState(job_name=job.name, schedule=str(job.cron), last_tick_at=now) for job in jobs]
+        states.bulk_create(new, ignore_conflicts=True)
+        stored = states.in_bulk([job.name for job in jobs])
+        for job in jobs:
+            state = stored.get(job.name)
+            mine = str(job.cron)
+            if state is not None and (state.schedule != mine or state.last_tick_at is None):
+                row = states.filter(job_name=job.name, schedule=state.schedule, last_tick_at=state.last_tick_at)
+                row.update(schedule=mine, last_tick_at=now)
+            self._settled[job.name] = mine
+
+    def _look(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
+        """Fire what is due of one job; return its next tick, or the seconds after which to look at it again."""
+        try:
+            return self._look_at(job, cron, state, now)
+        except DatabaseError as error:
+            if is_connection_loss(error, self._using):
+                raise
+            logger.error("%s could not fire and will be tried again: %s", job.name, error)  # noqa: TRY400 - one line
+        except Exception:
+            logger.exception("%s could not fire and will be tried again", job.name)
+        return AGAIN_AFTER_FAILURE
+
+    def _look_at(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
+        if state is None or state.last_tick_at is None:
+            # Its row was deleted: the next tick() sees the job as new.
+            self._settled.pop(job.name, None)
+            return 1.0
+        if state.schedule != str(cron):
+            # Newer code swapped the schedule; this process fires the job no more.
+            return MAX_DELAY
+        cursor = state.last_tick_at
+        if cursor > now + AHEAD:
+            logger.warning("the cron cursor of %s was at %s, ahead of the clock; it is set back", job.name, cursor)
+            row = JobState.objects.using(self._using).filter(job_name=job.name, last_tick_at=cursor)
+            row.update(last_tick_at=now)
+            return 0.0
+        due = due_ticks(job, cron, cursor, now)
+        if due is None:
+            return cron.next_after(cursor)
+        if state.paused_at is not None:
+            self._skip(job, due.newest, PAUSED, len(due.fire) + due.missed)
+            return due.following
+        if due.missed:
+            logger.warning("%s missed %d ticks up to %s", job.name, due.missed, due.newest)
+        if not due.fire:
+            self._skip(job, due.newest, MISFIRE, due.missed)
+        for tick in due.fire:
+            fire(job, tick, missed=due.missed if tick == due.fire[0] else 0, using=self._using)
+        return due.following
+
+    def _skip(self, job: Job[...], tick: datetime, reason: str, count: int) -> None:
+        row = JobState.objects.using(self._using).filter(
+            job_name=job.name, schedule=str(job.cron), last_tick_at__lt=tick
+        )
+        row.update(last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count)
+
+
+def due_ticks(job: Job[...], cron: Cron, cursor: datetime, now: datetime) -> Due | None:
+    """Return what the misfire rule of the job makes of the ticks in (cursor, now]; None when there is none.
+
+    A tick is late when it is past its grace: half the gap to the next one, at least 5 s and at most 1 h, unless the
+    job says otherwise. "latest" fires the newest tick if it is not late. "skip" makes up for nothing; its grace of 5 s
+    is for schedulers that come a little late. "all" fires the newest hundred, of any age unless the job names a grace.
+    """
+    first = cron.next_after(cursor)
+    if first > now:
+        return None
+    following = cron.next_after(first)
+    newest = first if following > now else cron.previous_before(now + INSTANT)
+    if newest != first:
+        following = cron.next_after(newest)
+    grace = timedelta(seconds=job.misfire_grace) if job.misfire_grace is not None else None
+    if job.misfire == "all":
+        fire = _newest(cron, cursor, newest, now, grace)
+    else:
+        default = MIN_GRACE if job.misfire == "skip" else min(max((following - newest) / 2, MIN_GRACE), MAX_GRACE)
+        fire = (newest,) if now - newest <= (default if grace is None else grace) else ()
+    missed = len(cron.between(cursor, newest, MOST + len(fire))) - len(fire)
+    return Due(fire=fire, missed=missed, newest=newest, following=following)
+
+
+def _newest(
+    cron: Cron, cursor: datetime, newest: datetime, now: datetime, grace: timedelta | None
+) -> tuple[datetime, ...]:
+    ticks = cron.between(cursor, newest, MOST + 1)
+    if len(ticks) > MOST:
+        ticks = [newest]
+        while len(ticks) < MOST:
+            ticks.insert(0, cron.previous_before(ticks[0]))
+    return tuple(_in_time(ticks, now, grace))
+
+
+def _in_time(ticks: Iterable[datetime], now: datetime, grace: timedelta | None) -> list[datetime]:
+    return [tick for tick in ticks if grace is None or now - tick <= grace]
+
+
+@retried
+def fire(job: Job[...], tick: datetime, *, missed: int = 0, using: str) -> bool:
+    """Move the cursor to the tick and write its row, both or neither; return whether this call fired it.
+
+    The row is a pushed one in all but its key: with overlap="skip" ticks and triggers of a job share one, and while it
+    is taken the tick is skipped, which leaves its trace in the job's state.
+    """
+    connection = connections[using]
+    state = JobState.objects.using(using).filter(job_name=job.name)
+    with transaction.atomic(using=using):
+        mine = state.filter(schedule=str(job.cron), last_tick_at__lt=tick)
+        traced = {"last_skip_at": tick, "last_skip_reason": MISFIRE, "skips": F("skips") + missed} if missed else {}
+        if not mine.update(last_tick_at=tick, **traced):
+            return False
+        now = clock.now(using)
+        row = build(job, PushOptions(by="system"), "{}", now=now)
+        row.active_key, row.tick_at = overlap_key(job), tick
+        try:
+            with transaction.atomic(using=using):
+                transitions.insert([row], now=now, using=using)
+        except IntegrityError as error:
+            if not is_key_conflict(error):
+                raise
+            state.update(last_skip_at=tick, last_skip_reason=OVERLAP, skips=F("skips") + 1)
+            logger.warning("%s skipped its tick of %s: an execution of it still lives", job.name, tick)
+            return False
+        row.created = True
+        emit(job_pushed, job, row)
+        hint(connection, (row,))
+    return True

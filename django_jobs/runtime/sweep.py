@@ -1,0 +1,114 @@
+"""Hint pending rows again that nobody took, and delete the rows of workers long dead: the sweep role of runjobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.db import DatabaseError
+from django.db.models import Exists, OuterRef
+
+from django_jobs import clock
+from django_jobs.conf import get_settings
+from django_jobs.contention import is_connection_loss, retried
+from django_jobs.models import JobExecution, Worker
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.runtime.portions import PAGE, hint
+from django_jobs.schedules import Cron
+
+logger = logging.getLogger("django_jobs.sweep")
+
+WORKERS_KEPT = timedelta(days=7)
+# Pending rows looked at in one sweep; the next one goes on behind them.
+PAGES = 40
+MAX_DELAY = 60.0
+LONGEST_WAIT = timedelta(hours=1)
+
+
+def seconds_until(moment: datetime, now: datetime) -> float:
+    """Return how long to wait for a moment, a minute at most: the clock may be set meanwhile."""
+    return min(MAX_DELAY, max(0.0, (moment - now).total_seconds()))
+
+
+def run_apart(phases: dict[str, Callable[[], object]], *, using: str) -> None:
+    """Run each phase, also when one before it failed; only a lost connection ends them all."""
+    for name, phase in phases.items():
+        try:
+            phase()
+        except DatabaseError as error:
+            if is_connection_loss(error, using):
+                raise
+            logger.error("%s failed and will be tried again: %s", name, error)  # noqa: TRY400 - one line
+        except Exception:
+            logger.exception("%s failed and will be tried again", name)
+
+
+class Sweep:
+    """Runs at start and at each tick of SWEEP_CRON; safe in any number of processes."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        self._due_at: datetime | None = None
+        self._place: UUID | None = None
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Sweep if it is time; return the seconds to the next sweep."""
+        now = now or clock.now(self._using)
+        cron = Cron(get_settings().sweep_cron)
+        if self._due_at is None or now >= self._due_at:
+            run_apart(
+                {
+                    "hinting stale executions again": lambda: self.rehint(now),
+                    "removing dead workers": lambda: self.remove_workers(now),
+                },
+                using=self._using,
+            )
+        # Computed afresh from now: the setting, and the clock, may have changed.
+        self._due_at = cron.next_after(now)
+        return seconds_until(self._due_at, now)
+
+    def rehint(self, now: datetime) -> int:
+        """Hint again the pending rows whose last hint is older than STALE_THRESHOLD; return how many.
+
+        The wait doubles with each hint of a row, up to an hour: hints of rows that wait for a free slot are noise.
+        """
+        threshold = timedelta(seconds=get_settings().stale_threshold)
+        pending = JobExecution.objects.using(self._using).pending()
+        hinted = 0
+        for _ in range(PAGES):
+            rest = pending if self._place is None else pending.filter(pk__gt=self._place)
+            fields = ("pk", "queue", "rank", "hinted_at", "scheduled_at")
+            page = list(rest.order_by("pk").values_list(*fields)[:PAGE])
+            self._place = page[-1][0] if len(page) == PAGE else None
+            stale = [
+                (queue, rank, pk)
+                for pk, queue, rank, hinted_at, due_at in page
+                if now - hinted_at >= max(threshold, min(hinted_at - due_at, max(LONGEST_WAIT, threshold)))
+            ]
+            if stale:
+                _note_hint(pending.filter(pk__in=[pk for _, _, pk in stale]), now)
+                hint(stale)
+                hinted += len(stale)
+            if self._place is None:
+                break
+        return hinted
+
+    def remove_workers(self, now: datetime) -> int:
+        """Delete the rows of workers silent for a week that own no running row; return how many."""
+        workers = Worker.objects.using(self._using)
+        owned = JobExecution.objects.using(self._using).running().filter(worker_id=OuterRef("pk"))
+        dead = workers.filter(heartbeat_at__lt=now - WORKERS_KEPT).filter(~Exists(owned)).order_by("pk")
+        removed = 0
+        while ids := list(dead.values_list("pk", flat=True)[:PAGE]):
+            count, _ = workers.filter(pk__in=ids, heartbeat_at__lt=now - WORKERS_KEPT).delete()
+            removed += count
+            if not count:
+                break
+        return removed
+
+
+@retried
+def _note_hint(rows: ExecutionQuerySet, now: datetime) -> int:
+    return rows.update(hinted_at=now)

@@ -1,0 +1,75 @@
+"""Delete finished rows that are kept no longer, in small portions with pauses; the sweep role of runjobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from django.db import DatabaseError
+
+from django_jobs import clock, registry, retention
+from django_jobs.conf import Settings, get_settings
+from django_jobs.contention import is_connection_loss
+from django_jobs.models import JobExecution
+from django_jobs.runtime.portions import distinct
+from django_jobs.runtime.sweep import seconds_until
+from django_jobs.schedules import Cron
+from django_jobs.states import FINAL, Status
+
+logger = logging.getLogger("django_jobs.trim")
+
+PAUSE = 0.05
+
+
+class Trim:
+    """Runs at each tick of TRIM_CRON: one portion a tick() until nothing is left."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        self._due_at: datetime | None = None
+        self._left: Iterator[int] | None = None
+
+    def tick(self, now: datetime | None = None) -> float:
+        """Delete one portion if it is time; return a short pause while there is more, else the time to the next."""
+        now = now or clock.now(self._using)
+        if self._left is None:
+            due, self._due_at = self._due_at, self._due_at or Cron(get_settings().trim_cron).next_after(now)
+            if due is None or now < due:
+                return seconds_until(self._due_at, now)
+            self._left = self.portions(now)
+        # Portions of nothing cost a few reads and need no pause.
+        if next((deleted for deleted in self._left if deleted), 0):
+            return PAUSE
+        self._left = None
+        self._due_at = Cron(get_settings().trim_cron).next_after(now)
+        return seconds_until(self._due_at, now)
+
+    def portions(self, now: datetime) -> Iterator[int]:
+        """Trim every job and status; yield after each portion how many rows it deleted."""
+        settings = get_settings()
+        for name in distinct(JobExecution.objects.using(self._using).all(), "job_name"):
+            for status in sorted(FINAL):
+                yield from self._trim(name, status, settings, now)
+
+    def _trim(self, name: str, status: Status, settings: Settings, now: datetime) -> Iterator[int]:
+        try:
+            keep, max_age = _kept(name, status, settings)
+            while deleted := retention.trim(name, status, keep, max_age, now=now, using=self._using):
+                yield deleted
+                if deleted < retention.BATCH:
+                    return
+        except DatabaseError as error:
+            if is_connection_loss(error, self._using):
+                raise
+            logger.error("the %s executions of %s could not be trimmed: %s", status, name, error)  # noqa: TRY400
+        except Exception:
+            logger.exception("the %s executions of %s could not be trimmed", status, name)
+
+
+def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, timedelta | float | None]:
+    """Return how many rows stay and how long; of a job that is not registered, what the settings say."""
+    job = registry.find(name)
+    if job is not None:
+        return job.retention(status), job.effective_keep.max_age
+    return getattr(settings, f"keep_{status.value}"), settings.keep_max_age

@@ -1,0 +1,292 @@
+"""Stage: what becomes claimable, what is set aside, what comes back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError
+
+from django_jobs import clock, registry, transitions
+from django_jobs.models import JobExecution, JobState
+from django_jobs.querysets import key_digest
+from django_jobs.runtime import portions, stage
+from django_jobs.runtime.stage import Stage
+from django_jobs.states import Status
+from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
+from tests.runtime.support import at_once, hinted, statuses
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def now() -> datetime:
+    return clock.now("default")
+
+
+def make_due(now: datetime, count: int = 1, **fields: Any) -> list[JobExecution]:
+    return [
+        JobExecutionFactory(scheduled=True, now=now, scheduled_at=now - timedelta(seconds=1), **fields)
+        for _ in range(count)
+    ]
+
+
+def test_due_rows_become_pending_and_are_hinted(now: datetime, monkeypatch: Any) -> None:
+    """P43: due scheduled -> pending + hint."""
+    (row,) = make_due(now, queue="mail", priority=50)
+    with hinted(monkeypatch) as hints:
+        Stage(using="default").tick(now)
+    assert statuses() == {row.pk: Status.PENDING}
+    assert hints == [("mail", [row.pk], 50)]
+
+
+def test_rows_are_promoted_by_priority(now: datetime, monkeypatch: Any) -> None:
+    """P43: by priority."""
+    low, high, normal = (make_due(now, priority=priority)[0] for priority in (-50, 50, 0))
+    with hinted(monkeypatch) as hints:
+        Stage(using="default").tick(now)
+    assert [ids for _, ids, _ in hints] == [[high.pk], [normal.pk], [low.pk]]
+
+
+def test_rows_of_the_future_and_final_rows_stay(now: datetime) -> None:
+    future = JobExecutionFactory(scheduled=True, now=now)
+    cancelled = JobExecutionFactory(cancelled=True, now=now, scheduled_at=now - timedelta(seconds=9))
+    Stage(using="default").tick(now)
+    assert statuses() == {future.pk: Status.SCHEDULED, cancelled.pk: Status.CANCELLED}
+
+
+def test_a_row_cancelled_between_the_read_and_the_write_stays_cancelled(now: datetime, monkeypatch: Any) -> None:
+    """P43: guarded (a cancelled one stays cancelled)."""
+    (row,) = make_due(now)
+    promote = transitions.promote
+
+    def cancel_first(rows: Any, *, now: datetime) -> int:
+        transitions.cancel(JobExecution.objects.filter(pk=row.pk), now=now, by="", by_name="")
+        return promote(rows, now=now)
+
+    monkeypatch.setattr(transitions, "promote", cancel_first)
+    Stage(using="default").tick(now)
+    assert statuses() == {row.pk: Status.CANCELLED}
+
+
+def test_the_tick_returns_the_time_to_the_next_due_row(now: datetime) -> None:
+    assert Stage(using="default").tick(now) == 1.0
+    JobExecutionFactory(scheduled=True, now=now, scheduled_at=now + timedelta(seconds=0.25))
+    assert Stage(using="default").tick(now) == pytest.approx(0.25)
+
+
+def test_many_due_rows_are_promoted_batch_after_batch(now: datetime, monkeypatch: Any) -> None:
+    monkeypatch.setattr(stage, "WINDOW", 7)
+    monkeypatch.setattr(stage, "portions", lambda rows: portions.portions(rows, 3))
+    make_due(now, 20)
+    tick = Stage(using="default")
+    assert tick.tick(now) == 0.0
+    assert sorted(statuses().values()).count(Status.PENDING) == 7
+    assert tick.tick(now) == 0.0
+    assert tick.tick(now) == 1.0
+    assert set(statuses().values()) == {Status.PENDING}
+
+
+def test_the_number_of_queries_does_not_depend_on_the_rows(now: datetime, django_assert_max_num_queries: Any) -> None:
+    make_due(now, 50)
+    for _ in range(10):
+        JobExecutionFactory(now=now)
+    with django_assert_max_num_queries(16):
+        Stage(using="default", watch_queues=True).tick(now)
+
+
+def test_keyed_rows_due_together_with_others_are_promoted(now: datetime) -> None:
+    """C38. A row with a key conflicts with itself, or fails the whole batch, when it is promoted.
+
+    Source: riverqueue/river PR#619.
+    """
+    (keyed,) = make_due(now, key="K")
+    others = make_due(now, 50)
+    assert keyed.active_key == key_digest(None, "K")
+    Stage(using="default").tick(now)
+    assert set(statuses().values()) == {Status.PENDING}
+    assert len(others) + 1 == JobExecution.objects.pending().count()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypatch: Any) -> None:
+    """P48: one bad row stops nothing."""
+    bad, *good = make_due(now, 5)
+    promote = transitions.promote
+
+    def refusing(rows: Any, *, now: datetime) -> int:
+        if rows.filter(pk=bad.pk).exists():
+            raise DatabaseError("poison")
+        return promote(rows, now=now)
+
+    monkeypatch.setattr(transitions, "promote", refusing)
+    tick = Stage(using="default")
+    # It is left alone for a minute: not in the way, and no busy loop.
+    assert tick.tick(now) == 1.0
+    assert tick.tick(now) == 1.0
+    assert {pk for pk, status in statuses().items() if status == Status.PENDING} == {row.pk for row in good}
+    monkeypatch.setattr(transitions, "promote", promote)
+    tick.tick(now + timedelta(seconds=61))
+    assert statuses()[bad.pk] == Status.PENDING
+
+
+@pytest.mark.django_db(transaction=True)
+def test_several_processes_may_stage_at_once(now: datetime) -> None:
+    """P48: safe in parallel."""
+    make_due(now, 40)
+    at_once(*(lambda: Stage(using="default").tick(now) for _ in range(3)))
+    assert set(statuses().values()) == {Status.PENDING}
+
+
+def test_pauses_are_read_for_the_worker(now: datetime) -> None:
+    JobStateFactory(paused=True)
+    JobStateFactory(job_name="acc.slow")
+    QueueStateFactory(paused=True, queue="mail")
+    QueueStateFactory(queue="other")
+    tick = Stage(using="default")
+    tick.tick(now)
+    assert set(tick.jobs()) == {"acc.mark"}
+    assert set(tick.queues()) == {"mail"}
+
+
+def test_rows_of_a_paused_job_are_parked_and_come_back_when_it_is_resumed(now: datetime, monkeypatch: Any) -> None:
+    paused = JobExecutionFactory(now=now, key="K")
+    other = JobExecutionFactory(now=now, job_name="acc.slow")
+    state = JobStateFactory(paused=True)
+    tick = Stage(using="default")
+    tick.tick(now)
+    paused.refresh_from_db()
+    assert (paused.status, paused.parked_reason) == (Status.SCHEDULED, "paused")
+    assert paused.active_key is not None
+    assert statuses()[other.pk] == Status.PENDING
+    tick.tick(now + timedelta(seconds=1))
+    assert statuses()[paused.pk] == Status.SCHEDULED
+    JobState.objects.filter(pk=state.pk).update(paused_at=None)
+    with hinted(monkeypatch) as hints:
+        tick.tick(now + timedelta(seconds=2))
+    assert statuses()[paused.pk] == Status.PENDING
+    assert hints == [("default", [paused.pk], 0)]
+
+
+def test_a_due_row_of_a_paused_job_does_not_stay_pending(now: datetime) -> None:
+    make_due(now)
+    JobStateFactory(paused=True)
+    tick = Stage(using="default")
+    tick.tick(now)
+    tick.tick(now + timedelta(seconds=1))
+    row = JobExecution.objects.get()
+    assert (row.status, row.parked_reason) == (Status.SCHEDULED, "paused")
+
+
+def test_rows_pushed_under_an_old_name_are_paused_with_their_job(now: datetime) -> None:
+    with registry.isolated():
+        from django_jobs import job
+
+        @job(name="acc.new_name", aliases=["acc.old_name"])
+        def renamed() -> None: ...
+
+        row = JobExecutionFactory(now=now, job_name="acc.old_name")
+        JobStateFactory(job_name="acc.new_name", paused=True)
+        tick = Stage(using="default")
+        tick.tick(now)
+    assert set(tick.jobs()) == {"acc.new_name", "acc.old_name"}
+    assert statuses()[row.pk] == Status.SCHEDULED
+
+
+def test_what_was_resumed_while_no_process_looked_comes_back_too(now: datetime, monkeypatch: Any) -> None:
+    monkeypatch.setattr(stage, "PAGE", 2)
+    rows = [JobExecutionFactory(now=now, parked=True) for _ in range(9)]
+    JobStateFactory(job_name="acc.slow", paused=True)
+    kept = [JobExecutionFactory(now=now, parked=True, job_name="acc.slow") for _ in range(9)]
+    tick = Stage(using="default")
+    for _ in range(20):
+        if tick.tick(now) > 0:
+            break
+    pending = {pk for pk, status in statuses().items() if status == Status.PENDING}
+    assert pending == {row.pk for row in rows}
+    assert {row.pk for row in kept} == set(statuses()) - pending
+
+
+def test_a_name_that_no_worker_knows_is_parked_and_the_rows_behind_it_stay(now: datetime) -> None:
+    """C05, C20. A row whose function cannot be resolved is first in line for ever, and the queue spins on it.
+
+    Sources: RealOrangeOne/django-tasks#190, collectiveaccess/providence#1425.
+    """
+    WorkerFactory(now=now)
+    gone = [JobExecutionFactory(now=now, job_name="gone.job", priority=100) for _ in range(10)]
+    marks = [JobExecutionFactory(now=now, priority=-100) for _ in range(10)]
+    Stage(using="default").tick(now)
+    assert {pk for pk, status in statuses().items() if status == Status.PENDING} == {row.pk for row in marks}
+    for row in gone:
+        row.refresh_from_db()
+        assert (row.status, row.parked_reason) == (Status.SCHEDULED, "unknown")
+
+
+def test_a_parked_name_comes_back_when_a_worker_lists_it(now: datetime, monkeypatch: Any) -> None:
+    """C05: when a worker that knows the job comes, the row runs."""
+    WorkerFactory(now=now)
+    row = JobExecutionFactory(now=now, job_name="gone.job", priority=7)
+    tick = Stage(using="default")
+    tick.tick(now)
+    assert statuses()[row.pk] == Status.SCHEDULED
+    later = now + timedelta(seconds=10)
+    WorkerFactory(now=later, names=["gone.job"])
+    with hinted(monkeypatch) as hints:
+        tick.tick(later)
+    assert statuses()[row.pk] == Status.PENDING
+    assert hints == [("default", [row.pk], 7)]
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        pytest.param({"queues": ["mail"]}, id="no worker serves the queue"),
+        pytest.param({"roles": ["scheduler"]}, id="the process is no worker"),
+        pytest.param({"dead": True}, id="the worker is dead"),
+        pytest.param({"stopped": True}, id="the worker stopped"),
+        pytest.param({"young": True}, id="the worker has just begun"),
+    ],
+)
+def test_an_unknown_name_is_not_parked_when(now: datetime, worker: dict[str, Any]) -> None:
+    if worker.pop("young", False):
+        worker["started_at"] = now - timedelta(seconds=30)
+    WorkerFactory(now=now, **worker)
+    row = JobExecutionFactory(now=now, job_name="gone.job")
+    Stage(using="default").tick(now)
+    assert statuses()[row.pk] == Status.PENDING
+
+
+def test_a_name_listed_within_the_last_minute_is_not_parked(now: datetime) -> None:
+    """C34: a deploy replaces the workers one after the other."""
+    WorkerFactory(now=now)
+    WorkerFactory(now=now, names=["gone.job"], heartbeat_at=now - timedelta(seconds=50), stopped=True)
+    row = JobExecutionFactory(now=now, job_name="gone.job")
+    tick = Stage(using="default")
+    tick.tick(now)
+    assert statuses()[row.pk] == Status.PENDING
+    WorkerFactory(now=now + timedelta(seconds=11))
+    tick.tick(now + timedelta(seconds=11))
+    assert statuses()[row.pk] == Status.SCHEDULED
+
+
+def test_start_now_sends_a_parked_row_to_be_looked_at_again(now: datetime) -> None:
+    row = JobExecutionFactory(now=now, parked=True)
+    JobStateFactory(paused=True)
+    tick = Stage(using="default")
+    tick.tick(now)
+    transitions.start_now(JobExecution.objects.filter(pk=row.pk), now=now)
+    assert statuses()[row.pk] == Status.PENDING
+    tick.tick(now)
+    assert statuses()[row.pk] == Status.SCHEDULED
+
+
+def test_queues_with_pending_rows_are_seen_only_where_they_are_asked_for(now: datetime) -> None:
+    for queue in ("b", "a", "b", "c"):
+        JobExecutionFactory(now=now, queue=queue)
+    JobExecutionFactory(now=now, queue="later", scheduled=True)
+    asked, other = Stage(using="default", watch_queues=True), Stage(using="default")
+    asked.tick(now)
+    other.tick(now)
+    assert set(asked.seen_queues()) == {"a", "b", "c"}
+    assert set(other.seen_queues()) == set()

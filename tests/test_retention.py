@@ -1,0 +1,127 @@
+"""Trim: which finished rows stay, which go, and in what portions."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_jobs import clock, retention
+from django_jobs.models import JobExecution
+from django_jobs.states import Status
+from tests.factories import JobExecutionFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def now() -> Any:
+    return clock.now("default")
+
+
+def ended(now: Any, *ages: float, **fields: Any) -> list[JobExecution]:
+    """Make a finished row for each age in seconds."""
+    worker = WorkerFactory(now=now)
+    fields = {"ok": True, "worker": worker, **fields}
+    return [JobExecutionFactory(now=now - timedelta(seconds=age), **fields) for age in ages]
+
+
+def trim(now: Any, keep: int | None, max_age: float | None = None, **options: Any) -> int:
+    status = options.pop("status", Status.OK)
+    return retention.trim("acc.mark", status, keep, max_age, now=now, using="default", **options)
+
+
+def left() -> set[Any]:
+    return set(JobExecution.objects.values_list("pk", flat=True))
+
+
+def test_the_newest_n_stay(now: Any) -> None:
+    rows = ended(now, 50, 10, 40, 20, 30)
+    assert trim(now, 2) == 3
+    assert left() == {rows[1].pk, rows[3].pk}
+
+
+def test_rows_that_ended_at_one_instant_stay_by_their_ids(now: Any) -> None:
+    rows = ended(now, 10, 10, 10, 10)
+    assert trim(now, 3) == 1
+    assert left() == {row.pk for row in rows[1:]}
+
+
+def test_nothing_goes_when_there_are_no_more_than_are_kept(now: Any) -> None:
+    ended(now, 1, 2, 3)
+    assert trim(now, 3) == 0
+    assert trim(now, 4) == 0
+    assert len(left()) == 3
+
+
+def test_none_keeps_all_and_zero_keeps_none(now: Any) -> None:
+    ended(now, 1, 2, 3)
+    assert trim(now, None) == 0
+    assert trim(now, 0) == 3
+
+
+def test_rows_older_than_the_age_go_however_few_there_are(now: Any) -> None:
+    rows = ended(now, 5, 50, 500)
+    assert trim(now, None, 60) == 1
+    assert left() == {rows[0].pk, rows[1].pk}
+    assert trim(now, 10, 10) == 1
+    assert left() == {rows[0].pk}
+
+
+def test_count_and_age_hold_together(now: Any) -> None:
+    rows = ended(now, 1, 2, 3, 4, 500)
+    assert trim(now, 2, 60) == 3
+    assert left() == {rows[0].pk, rows[1].pk}
+
+
+def test_other_jobs_other_statuses_and_live_rows_are_not_touched(now: Any) -> None:
+    others = [
+        *ended(now, 900, job_name="acc.slow"),
+        *ended(now, 900, ok=False, error=True),
+        *ended(now, 900, ok=False, cancelled=True),
+        *ended(now, 900, ok=False, pending=True),
+        *ended(now, 900, ok=False, scheduled=True),
+        *ended(now, 900, ok=False, running=True),
+    ]
+    ended(now, 900, 901)
+    assert trim(now, 0) == 2
+    assert left() == {row.pk for row in others}
+
+
+def test_a_live_status_is_never_trimmed(now: Any) -> None:
+    ended(now, 900, ok=False, pending=True)
+    assert trim(now, 0, status=Status.PENDING) == 0
+    assert len(left()) == 1
+
+
+def test_the_oldest_go_first_in_portions_and_it_converges(now: Any) -> None:
+    """P47: trim keeps the newest n per job and status and converges."""
+    rows = ended(now, *range(10, 0, -1))
+    assert trim(now, 3, limit=4) == 4
+    assert left() == {row.pk for row in rows[4:]}
+    assert trim(now, 3, limit=4) == 3
+    assert trim(now, 3, limit=4) == 0
+    assert left() == {row.pk for row in rows[7:]}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_rows_that_another_process_is_deleting_are_passed_over(now: Any) -> None:
+    from django.db import transaction
+
+    from tests.runtime.support import in_thread
+
+    rows = ended(now, 3, 2, 1)
+    with transaction.atomic():
+        list(JobExecution.objects.select_for_update().filter(pk=rows[0].pk))
+        assert in_thread(lambda: trim(now, 0)) == 2
+    assert left() == {rows[0].pk}
+
+
+def test_a_trim_reads_a_bounded_part_of_the_index(now: Any, django_assert_max_num_queries: Any) -> None:
+    ended(now, *range(20))
+    with django_assert_max_num_queries(5 if connection.vendor != "sqlite" else 3):
+        trim(now, 5, limit=5)
