@@ -8,8 +8,6 @@ ARGS ?=
 CHOSEN := $(filter-out python3,$(PYTHON))$(DJANGO)
 VENV ?= .venv$(if $(CHOSEN),-$(shell echo '$(PYTHON) $(DJANGO)' | cksum | cut -d' ' -f1))
 BIN := $(VENV)/bin
-# Of the tests: the settings of the test project serve the linters too.
-export DJANGO_SETTINGS_MODULE = tests.settings
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-slow lint format docs bench clean
@@ -28,7 +26,7 @@ $(VENV)/.stamp-%: pyproject.toml | $(BIN)/python
 	@touch $@
 
 demo: $(VENV)/.stamp-demo ## a shop with web and jobs on SQLite, at an address and with a login that it prints
-	@env -u DJANGO_SETTINGS_MODULE $(BIN)/python example_project/manage.py demo $(ARGS)
+	@$(BIN)/python example_project/manage.py demo $(ARGS)
 
 test: $(VENV)/.stamp-test ## the fast cases on every engine; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
@@ -44,7 +42,7 @@ lint: $(VENV)/.stamp-lint ## style, types, layers, migrations
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m django makemigrations --check --dry-run
+	$(BIN)/python -m django makemigrations --settings tests.settings --check --dry-run
 
 format: $(VENV)/.stamp-lint ## mend what can be mended by itself
 	$(BIN)/ruff check --fix .
@@ -54,7 +52,7 @@ docs: $(VENV)/.stamp-docs ## the documentation as HTML in docs/_build/html
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 bench: $(VENV)/.stamp-test ## measure; ARGS go to the benchmark
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python benchmarks/drain.py $(ARGS)
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-* .test-logs docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
