@@ -49,7 +49,8 @@ def _surplus(
     job_name: str, status: Status | str, keep: int | None, max_age: timedelta | float | None, now: datetime, using: str
 ) -> ExecutionQuerySet | None:
     """Return the rows to delete; None when all of them stay."""
-    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status)
+    # Final rows have completed_at; saying so lets the partial index serve.
+    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__isnull=False)
     if keep == 0:
         return ended
     age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)

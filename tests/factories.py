@@ -19,8 +19,8 @@ def _now() -> Any:
     return clock.now(jobs_alias())
 
 
-def _digest(row: Any) -> str:
-    return key_digest(row.organization_id, row.key) if row.key else ""
+def _digest(row: Any) -> str | None:
+    return key_digest(row.organization_id, row.key) if row.key else None
 
 
 def _errors(row: Any) -> list[dict[str, Any]]:

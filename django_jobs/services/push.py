@@ -39,7 +39,8 @@ def push(job: Job[...], options: PushOptions, payload_json: str) -> JobExecution
     The payload is what `job.schema.dump()` returned. Inside a transaction the row, and the run, exist if it commits.
     """
     using = jobs_alias()
-    return store(job, build(job, options, payload_json, now=clock.now(using)), using=using)
+    now = clock.now(using)
+    return store(job, build(job, options, payload_json, now=now), now=now, using=using)
 
 
 async def apush(job: Job[...], options: PushOptions, payload_json: str) -> JobExecution:
@@ -57,9 +58,8 @@ def push_many(items: Sequence[Item]) -> list[JobExecution]:
         return []
     using = jobs_alias()
     now = clock.now(using)
-    return store_all(
-        [(item.job, build(item.job, item.options, item.payload_json, now=now)) for item in items], using=using
-    )
+    pairs = [(item.job, build(item.job, item.options, item.payload_json, now=now)) for item in items]
+    return store_all(pairs, now=now, using=using)
 
 
 async def apush_many(items: Sequence[Item]) -> list[JobExecution]:
@@ -70,7 +70,7 @@ async def apush_many(items: Sequence[Item]) -> list[JobExecution]:
 def build(job: Job[...], options: PushOptions, payload_json: str, *, now: datetime) -> JobExecution:
     """Return the execution that these options ask for, not yet written."""
     by, by_name = attribution(options.by)
-    digest = "" if options.key is None else key_digest(options.organization_id, options.key)
+    digest = None if options.key is None else key_digest(options.organization_id, options.key)
     row = JobExecution(
         job_name=job.name,
         queue=job.queue if options.queue is None else options.queue,
@@ -89,17 +89,17 @@ def build(job: Job[...], options: PushOptions, payload_json: str, *, now: dateti
     return row
 
 
-def store(job: Job[...], row: JobExecution, *, using: str) -> JobExecution:
+def store(job: Job[...], row: JobExecution, *, now: datetime, using: str) -> JobExecution:
     """Write a built row, or find the live one with its key; signal and hint what was written."""
     connection = connections[using]
     if _wait_for_other_commit([(job, row)], connection):
         return row
     if row.active_key is not None:
-        row = keys.insert_or_find(row, using=using)
+        row = keys.insert_or_find(row, now=now, using=using)
         if not row.created:
             return row
     else:
-        keys.insert(row, using=using)
+        keys.insert(row, now=now, using=using)
         row.created = True
     emit(job_pushed, job, row)
     if row.status == Status.PENDING:
@@ -107,12 +107,12 @@ def store(job: Job[...], row: JobExecution, *, using: str) -> JobExecution:
     return row
 
 
-def store_all(pairs: Sequence[tuple[Job[...], JobExecution]], *, using: str) -> list[JobExecution]:
+def store_all(pairs: Sequence[tuple[Job[...], JobExecution]], *, now: datetime, using: str) -> list[JobExecution]:
     """Write built rows, all or none, those without a key in one statement; see store()."""
     connection = connections[using]
     if _wait_for_other_commit(pairs, connection):
         return [row for _job, row in pairs]
-    stored = _insert_all([row for _job, row in pairs], using=using)
+    stored = _insert_all([row for _job, row in pairs], now=now, using=using)
     made = [(job, row) for job, row in pairs if stored[row.pk] is row]
     for job, row in made:
         emit(job_pushed, job, row)
@@ -121,18 +121,18 @@ def store_all(pairs: Sequence[tuple[Job[...], JobExecution]], *, using: str) -> 
 
 
 @retried
-def _insert_all(rows: Sequence[JobExecution], *, using: str) -> dict[UUID, JobExecution]:
+def _insert_all(rows: Sequence[JobExecution], *, now: datetime, using: str) -> dict[UUID, JobExecution]:
     stored = {row.pk: row for row in rows if row.active_key is None}
     keyed = [row for row in rows if row.active_key is not None]
     # Without keys it is a single statement: the savepoint that a refused key needs is left out.
     with transaction.atomic(using=using, savepoint=bool(keyed)):
         if stored:
-            transitions.insert(list(stored.values()), now=clock.now(using), using=using)
+            transitions.insert(list(stored.values()), now=now, using=using)
             for row in stored.values():
                 row.created = True
         # In one order everywhere, so that two of these wait for each other instead of deadlocking.
         for row in sorted(keyed, key=lambda row: (row.job_name, row.active_key)):
-            stored[row.pk] = keys.insert_or_find(row, using=using)
+            stored[row.pk] = keys.insert_or_find(row, now=now, using=using)
     return stored
 
 
@@ -158,7 +158,7 @@ def _wait_for_other_commit(pairs: Sequence[tuple[Job[...], JobExecution]], conne
 
 def _store_late(pairs: Sequence[tuple[Job[...], JobExecution]], using: str) -> None:
     try:
-        store_all(pairs, using=using)
+        store_all(pairs, now=clock.now(using), using=using)
     except Exception:
         # The transaction it belongs to is committed: what is left is to say what was lost.
         names = ", ".join(str(row) for _job, row in pairs)
