@@ -82,7 +82,7 @@ def stack_text(frame: FrameType | None) -> str:
     except Exception:  # noqa: BLE001 - the thread runs on while its stack is read
         return ""
     ours = [place for place, summary in enumerate(stack) if summary.filename.startswith(_HERE)]
-    return "Where the handler was:\n" + "".join(stack[ours[-1] + 1 if ours else 0 :].format())
+    return "Where the handler was:\n" + "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))
 
 
 def _trace(exception: BaseException) -> str:

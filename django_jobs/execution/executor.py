@@ -185,9 +185,9 @@ def _after_commit_failed(run: Run, outcome: Outcome | None, error: BaseException
     if outcome is not None and committed:
         logger.error("a commit hook of %s raised; the job's own effects stand", run.job.name, exc_info=error)
         return outcome
-    unanswered = outcome is not None and run.recorded and isinstance(error, OperationalError | InterfaceError)
+    unanswered = run.recorded and isinstance(error, OperationalError | InterfaceError)
     # Only the row knows whether a commit happened whose answer was lost.
-    if unanswered and _settle(run):
+    if outcome is not None and unanswered and _settle(run):
         return outcome
     run.recorded = False
     return judgement.failed(run, error)

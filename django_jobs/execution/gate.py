@@ -19,11 +19,8 @@ from types import FrameType
 # gap, but these modules have, and everybody shares their locks: not while the thread is in one of them.
 _FRAGILE = ("logging", "importlib._bootstrap", "django_jobs.")
 
-try:
-    _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
-except AttributeError:  # pragma: no cover - other interpreters: the signal is all there is
-    _set_async_exc = None  # type: ignore[assignment]
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 class Sent(Enum):
@@ -95,8 +92,6 @@ class Gate:
                     self._loop.call_soon_threadsafe(self._cancel_task)
                 except RuntimeError:
                     return Sent.NEVER
-            elif _set_async_exc is None:  # pragma: no cover - other interpreters
-                return Sent.NEVER
             elif not insist and _is_fragile(sys._current_frames().get(self.thread_id)):
                 return Sent.LATER
             else:

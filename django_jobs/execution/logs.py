@@ -62,10 +62,10 @@ def direct_to(run: Capturing) -> None:
     _target.set(run)
 
 
-def _call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+def _call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
     run = _target.get()
     if run is None or record.name == "django_jobs" or record.name.startswith(_EXCLUDED):
-        _pass_on(logger, record)
+        _pass_on(self, record)
         return
     try:
         # An interrupt that waits for the shield to end is raised here: the line still goes its way.
@@ -75,7 +75,7 @@ def _call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
             if run.logs is not None:
                 run.logs.add(record)
     finally:
-        _pass_on(logger, record)
+        _pass_on(self, record)
 
 
 def _give_buffer(run: Capturing) -> None:

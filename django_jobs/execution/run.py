@@ -46,7 +46,7 @@ class Run:
     def __init__(
         self,
         execution: JobExecution,
-        job: Job[..., Any],
+        job: Job[...],
         *,
         worker: str = "",
         manage_connections: bool = True,
