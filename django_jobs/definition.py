@@ -61,6 +61,8 @@ class Job(Generic[P]):
     sensitive: bool = False
     # Was the name made from app and function, not given?
     is_default_name: bool = False
+    # The import of the module that defined the handler, taken then: a reload puts another one into the same module.
+    module_spec: Any = None
     # What using() set on this copy.
     options: PushOptions = field(default_factory=PushOptions)
 
@@ -175,11 +177,6 @@ class Job(Generic[P]):
     def base(self) -> Job[P]:
         """The job as it is registered, for copies made by using(); the sender of the signals."""
         return self
-
-    @functools.cached_property
-    def module_spec(self) -> Any:
-        """The import of the module that defined the handler; another object after every reload."""
-        return getattr(inspect.unwrap(self.func), "__globals__", {}).get("__spec__")
 
     @property
     def takes_context(self) -> bool:
@@ -360,6 +357,7 @@ def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | Non
         is_async=is_async,
         aliases=aliases,
         is_default_name=given is None,
+        module_spec=getattr(inspect.unwrap(func), "__globals__", {}).get("__spec__"),
         description=_description(func, options.get("description")),
         **fields,
     )
