@@ -30,7 +30,8 @@ def sections(execution: JobExecution) -> dict[str, Any]:
         "result_text": "" if masked or execution.result is None else pretty_json(execution.result),
         "has_result": execution.result is not None,
         "progress": progress(execution.progress),
-        "errors": _with_hosts(errors, execution),
+        # Not "errors": the admin's own template takes that for mistakes in a form.
+        "failures": _with_hosts(errors, execution),
         "logs": [] if masked else [log_entry(entry) for entry in _listed(execution.logs)],
         "has_logs": bool(execution.logs),
         "retention": retention(job),

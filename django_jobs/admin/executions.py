@@ -50,10 +50,13 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
         "who", "cancelled_by_name", "retried", "copy_of",
     )  # fmt: skip
     fieldsets = (
-        (None, {"fields": ("state", "job", "description", "error")}),
-        (_("Run"), {"fields": ("tries", "took", "last_worker", "rescues", "queue_name", "priority_word")}),
-        (_("Times"), {"fields": ("created", "due", "tick", "started", "completed", "cancel_asked")}),
-        (_("Origin"), {"fields": ("who", "cancelled_by_name", "retried", "copy_of", "key", "organization_id", "id")}),
+        (None, {"fields": (("state", "job"), "description", "error")}),
+        (_("Run"), {"fields": (("tries", "took", "rescues"), ("queue_name", "priority_word"), "last_worker")}),
+        (_("Times"), {"fields": (("created", "due", "tick"), ("started", "completed", "cancel_asked"))}),
+        (
+            _("Origin"),
+            {"fields": (("who", "cancelled_by_name", "retried"), ("key", "organization_id"), "copy_of", "id")},
+        ),
     )
 
     def has_delete_permission(self, request: HttpRequest, obj: JobExecution | None = None) -> bool:
@@ -112,7 +115,7 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
 
     def _with_filters(self, request: HttpRequest, url: str) -> str:
         # Back from the page the list is as it was filtered.
-        context = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
+        context: dict[str, Any] = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
         return str(add_preserved_filters(context, url))
 
     def _operate(self, request: HttpRequest, operation: Operation, execution: JobExecution) -> JobExecution:

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
-from django.utils.dateformat import format as format_date
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -28,7 +27,7 @@ PRIORITIES = {
 
 def badge(execution: JobExecution, now: datetime) -> SafeString:
     """Return the status as a coloured word, with what keeps the row from moving on behind it."""
-    kind, word, note = str(execution.status), str(Status(execution.status).label), ""
+    kind, word, note = str(execution.status), str(execution.get_status_display()), ""
     if execution.is_cancelling:
         kind, word = "cancelling", pgettext("status", "cancelling")
     elif execution.status == Status.SCHEDULED and execution.parked_reason:
@@ -59,7 +58,8 @@ def moment(value: datetime | None) -> str:
 
     Local time under USE_TZ; without it stored instants are UTC and shown so.
     """
-    return EMPTY if value is None else format_date(_local(value), "Y-m-d H:i:s T")
+    # Django's own format "T" is empty in just that hour.
+    return EMPTY if value is None else f"{_local(value):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _local(value: datetime) -> datetime:
@@ -98,7 +98,7 @@ def run_time(execution: JobExecution, now: datetime) -> str:
     return EMPTY if execution.duration is None else short_duration(execution.duration)
 
 
-def shortened(text: str, length: int = 40) -> str:
+def shortened(text: str, length: int = 24) -> str:
     """Return the text, or its beginning and an ellipsis."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 

@@ -62,8 +62,8 @@ class _ValueFilter(admin.SimpleListFilter):
         raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        known = sorted({*self.choices_known(), self.value() or ""} - {""})
-        return [(name, name) for name in known]
+        known, asked = set(self.choices_known()), self.value()
+        return [(name, name or "-") for name in sorted(known if asked is None else known | {asked})]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         value = self.value()
