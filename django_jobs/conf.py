@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +29,8 @@ def seconds(value: Any, *, what: str) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{what} is {value!r}; expected a timedelta or a number of seconds.")
-    if math.isnan(value) or not 0 <= value <= MAX_SECONDS:
+    # NaN is in no range; math.isnan() would overflow on a huge whole number.
+    if not 0 <= value <= MAX_SECONDS:
         raise ValueError(f"{what} is {value!r}; expected between 0 seconds and ten years.")
     return float(value)
 

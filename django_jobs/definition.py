@@ -243,13 +243,15 @@ class Job(Generic[P]):
 
         A cron job that names no `record` keeps its last success under RECORD "error", so that "last run" stays true.
         """
-        record = self.effective_record
+        record, name = self.effective_record, Status(status).value
         if record == "none":
             return 0
+        count: int | None = getattr(self.keep, name)
+        if count is INHERIT:
+            count = getattr(get_settings(), f"keep_{name}")
         if record == "error" and status == Status.OK:
-            return 1 if self.cron is not None and self.record is None and self.keep.ok is not None else 0
-        count: int | None = getattr(self.keep, Status(status).value)
-        return getattr(get_settings(), f"keep_{Status(status).value}") if count is INHERIT else count
+            return 1 if count != 0 and self.cron is not None and self.record is None else 0
+        return count
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
@@ -350,6 +352,7 @@ def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | Non
         is_async = iscoroutinefunction(func) or iscoroutinefunction(inspect.unwrap(func))
         fields = check.job_options(options, is_async=is_async)
         aliases = check.aliases(options.get("aliases", ()))
+        description = _description(func, options.get("description"))
     made: Job[...] = Job(
         name=name,
         func=func,
@@ -358,7 +361,7 @@ def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | Non
         aliases=aliases,
         is_default_name=given is None,
         module_spec=getattr(inspect.unwrap(func), "__globals__", {}).get("__spec__"),
-        description=_description(func, options.get("description")),
+        description=description,
         **fields,
     )
     if made.schema.is_resolved:
@@ -380,7 +383,7 @@ def _description(func: Any, given: Any) -> str:
     if given is None:
         given = (inspect.getdoc(func) or "").strip().partition("\n")[0]
     if not isinstance(given, str):
-        raise DefinitionError(f"{func.__qualname__}: description={given!r}; expected text.")
+        raise DefinitionError(f"description={given!r}; expected text.")
     return given
 
 
