@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, connections
 
-from django_jobs import clock, rows, transitions
+from django_jobs import rows, transitions
 from django_jobs.contention import retried
 from django_jobs.exceptions import KeyTaken
 from django_jobs.models import JobExecution
@@ -30,7 +31,7 @@ def overlap_key(job: Job[...]) -> str | None:
     return "overlap" if job.cron is not None and job.overlap == "skip" else None
 
 
-def insert_or_find(row: JobExecution, *, using: str) -> JobExecution:
+def insert_or_find(row: JobExecution, *, now: datetime, using: str) -> JobExecution:
     """Insert the row, or return the live one of its job with the same `active_key`; `created` says which.
 
     Raises KeyTaken when the holder changed in each of five rounds.
@@ -49,7 +50,7 @@ def insert_or_find(row: JobExecution, *, using: str) -> JobExecution:
             break
         try:
             with savepoint(connection):
-                insert(row, using=using)
+                insert(row, now=now, using=using)
         except IntegrityError as error:
             if not is_key_conflict(error):
                 raise
@@ -64,9 +65,9 @@ def insert_or_find(row: JobExecution, *, using: str) -> JobExecution:
 
 
 @retried
-def insert(row: JobExecution, *, using: str) -> None:
+def insert(row: JobExecution, *, now: datetime, using: str) -> None:
     """Write one new row."""
-    transitions.insert([row], now=clock.now(using), using=using)
+    transitions.insert([row], now=now, using=using)
 
 
 def is_key_conflict(error: IntegrityError) -> bool:

@@ -113,12 +113,13 @@ def copy(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
             f"{source} cannot be run again: it is {source.status}; expected a finished execution.", source
         )
     job.schema.rebuild(source.payload_json)
-    row = build(job, PushOptions(by=by), source.payload_json, now=clock.now(using))
+    now = clock.now(using)
+    row = build(job, PushOptions(by=by), source.payload_json, now=now)
     row.queue, row.rank, row.organization_id = source.queue, source.rank, source.organization_id
     row.key, row.key_digest = source.key, source.key_digest
     row.active_key = source.key_digest or keys.overlap_key(job)
     row.context, row.copied_from = source.context, source.pk
-    stored = store(job, row, using=using)
+    stored = store(job, row, now=now, using=using)
     if stored.created is False:
         raise _held(source, "run again", stored)
     return stored
@@ -150,9 +151,10 @@ def trigger(job: Job[...], by: Any = None) -> JobExecution:
             f"{job.name} is a pushed job and trigger() is for cron jobs; write {job.name}.using(by=…).push(…)."
         )
     using = jobs_alias()
-    row = build(job, PushOptions(by=by), "{}", now=clock.now(using))
+    now = clock.now(using)
+    row = build(job, PushOptions(by=by), "{}", now=now)
     row.active_key = keys.overlap_key(job)
-    stored = store(job, row, using=using)
+    stored = store(job, row, now=now, using=using)
     if stored.created is False:
         raise AlreadyRunning(f"{job.name} was not triggered: {_live(stored)}.", stored)
     return stored
