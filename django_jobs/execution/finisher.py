@@ -17,7 +17,7 @@ from django_jobs.contention import is_connection_loss, is_contention
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
 from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution
-from django_jobs.states import Status
+from django_jobs.states import FINAL, Status
 from django_jobs.transitions import Ending
 
 logger = logging.getLogger("django_jobs.finisher")
@@ -144,6 +144,9 @@ class Finisher:
             batch = self._writing = [self._ended.popleft() for _ in range(min(len(self._ended), BATCH_ROWS))]
             try:
                 self._write(batch)
+            except Exception:
+                # Rows that stay RUNNING are handed back by the watch: this thread must live to write the next ones.
+                logger.exception("a batch of outcomes was lost")
             finally:
                 self._writing = ()
                 if not self._ended:
@@ -180,7 +183,7 @@ class Finisher:
                 self._split(batch, None)
                 return
         self._tell([(run, status, now) for run in batch if (status := moved.get(run.execution.pk)) is not None])
-        self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk))})
+        self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk)) in FINAL})
 
     def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> dict[UUID, Status]:
         endings = {

@@ -1,0 +1,329 @@
+"""The worker role in this process: claims, slots, writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from django_jobs import JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
+from django_jobs.models import JobExecution
+from django_jobs.runtime.worker import Pauses
+from django_jobs.states import Status
+from tests.runtime.workers import a_liveness, a_worker, ended, jobs_of
+from tests.support import assert_consistent, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_pushed_job_runs_and_ends_ok() -> None:
+    seen: list[int] = []
+
+    def count(number: int) -> str:
+        seen.append(number)
+        return "done"
+
+    with jobs_of(count) as [counting], a_worker():
+        row = ended(counting.push(number=7))
+    assert (row.status, row.result, row.attempt, seen) == (Status.OK, "done", 1, [7])
+    assert row.started_at <= row.completed_at
+    assert_consistent()
+
+
+def test_never_more_rows_are_claimed_than_slots_are_free() -> None:
+    release = threading.Event()
+
+    def hold(number: int) -> None:
+        release.wait(20)
+
+    with jobs_of(hold) as [holding]:
+        rows = holding.push_many([{"number": n} for n in range(5)])
+        with a_worker(concurrency=2):
+            wait_for(lambda: JobExecution.objects.running().count() == 2, 10, "two rows run")
+            # What is not running was not touched: a second worker could take it.
+            untouched = [row for row in JobExecution.objects.pending() if row.attempt == 0 and row.worker_id is None]
+            assert len(untouched) == 3
+            release.set()
+            for row in rows:
+                assert ended(row).status == Status.OK
+
+
+def test_a_job_of_higher_priority_is_claimed_first_over_all_queues() -> None:
+    order: list[str] = []
+
+    def note(name: str) -> None:
+        order.append(name)
+
+    with jobs_of(note) as [noting]:
+        noting.using(queue="a", priority="low").push(name="low")
+        noting.using(queue="b").push(name="normal")
+        noting.using(queue="a", priority="critical").push(name="critical")
+        noting.using(queue="b", priority="high").push(name="high")
+
+        class Seen(Pauses):
+            def seen_queues(self) -> list[str]:
+                return ["a", "b"]
+
+        with a_worker(concurrency=1, pauses=Seen()) as worker:
+            wait_for(lambda: worker.claimed == 4 and worker.is_idle, 10, "all ran")
+    assert order == ["critical", "high", "normal", "low"]
+
+
+def test_a_paused_job_and_a_paused_queue_are_left_alone() -> None:
+    def first() -> None: ...
+
+    def second() -> None: ...
+
+    class Paused(Pauses):
+        def jobs(self) -> list[str]:
+            return ["tests.first"]
+
+        def queues(self) -> list[str]:
+            return ["slow"]
+
+        def seen_queues(self) -> list[str]:
+            return ["slow"]
+
+    with jobs_of(first, second) as [one, two]:
+        left = [one.push(), two.using(queue="slow").push()]
+        done = two.push()
+        with a_worker(pauses=Paused()):
+            assert ended(done).status == Status.OK
+        for row in left:
+            row.refresh_from_db()
+            assert row.status == Status.PENDING
+
+
+def test_an_async_job_runs_on_the_event_loop_beside_others() -> None:
+    """An async handler's row never moved where a loop was running; source: celery/django-celery-results#495."""
+    met = []
+
+    async def meet(ctx: JobContext) -> None:
+        met.append(asyncio.get_running_loop())
+        assert await JobExecution.objects.filter(pk=ctx.execution_id).aexists()
+
+    with jobs_of(meet) as [meeting], a_worker(concurrency=3):
+        rows = meeting.push_many([{}] * 3)
+        assert {ended(row).status for row in rows} == {Status.OK}
+    assert len({id(loop) for loop in met}) == 1
+
+
+def test_a_failure_is_retried_when_its_backoff_is_over_and_keeps_its_history() -> None:
+    tries: list[int] = []
+
+    def flaky(ctx: JobContext) -> None:
+        tries.append(ctx.attempt)
+        if ctx.attempt < 3:
+            raise ValueError(f"try {ctx.attempt}")
+
+    with jobs_of(flaky, retry=Retry(3, backoff=0)) as [flaking], a_worker() as worker:
+        row = flaking.push()
+
+        def promoted() -> bool:
+            transitions.promote(JobExecution.objects.all(), now=clock.now("default"))
+            worker.wake()
+            row.refresh_from_db()
+            return row.is_final
+
+        wait_for(promoted, 15, "the job succeeded at last")
+    assert (row.status, row.attempt, tries) == (Status.OK, 3, [1, 2, 3])
+    assert [entry["message"] for entry in row.errors] == ["try 1", "try 2"]
+
+
+def test_a_reschedule_costs_no_attempt() -> None:
+    def later() -> None:
+        raise Reschedule(delay=3600)
+
+    with jobs_of(later) as [waiting], a_worker():
+        row = waiting.push()
+        wait_for(lambda: JobExecution.objects.scheduled().filter(pk=row.pk).exists(), 10, "it is scheduled")
+    row.refresh_from_db()
+    assert (row.attempt, row.errors) == (0, [])
+    assert 3500 < (row.scheduled_at - row.updated_at).total_seconds() <= 3600
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(0), SystemExit("msg"), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), MemoryError()],
+)
+def test_whatever_a_handler_raises_ends_its_row_and_costs_no_slot(raised: BaseException) -> None:
+    """An exception outside Exception took the thread with it; source: Bogdanp/dramatiq#445, #211."""
+    meeting = threading.Barrier(2)
+
+    def burst() -> None:
+        raise raised
+
+    def meet() -> None:
+        meeting.wait(10)
+
+    with jobs_of(burst, meet) as [bursting, meet_job], a_worker(concurrency=2):
+        for row in [bursting.push(), bursting.push()]:
+            assert ended(row).status == Status.ERROR
+            assert type(raised).__name__ in row.error
+        # Both slots are needed for these two to end.
+        assert {ended(row).status for row in [meet_job.push(), meet_job.push()]} == {Status.OK}
+
+
+def test_a_job_cancelled_while_it_waits_never_starts() -> None:
+    """A job that was reserved locally started although it was cancelled; source: celery/celery#1007."""
+    release, order = threading.Event(), []
+
+    def note(name: str) -> None:
+        order.append(name)
+        if name == "first":
+            release.wait(20)
+
+    with jobs_of(note) as [noting]:
+        _, second, third = noting.push_many([{"name": n} for n in ("first", "second", "third")])
+        with a_worker(concurrency=1):
+            wait_for(lambda: order == ["first"], 10, "the first one runs")
+            second.cancel(by="a person")
+            release.set()
+            assert ended(third).status == Status.OK
+    assert order == ["first", "third"]
+    second.refresh_from_db()
+    assert (second.status, second.cancelled_by_name) == (Status.CANCELLED, "a person")
+
+
+def test_a_cancel_reaches_the_running_handler() -> None:
+    started = threading.Event()
+
+    def heed(ctx: JobContext) -> None:
+        started.set()
+        ctx.signal.wait(20)
+
+    with jobs_of(heed) as [heeding], a_worker():
+        row = heeding.push()
+        assert started.wait(10)
+        row.cancel(by="a person")
+        assert ended(row).status == Status.CANCELLED
+
+
+def test_a_timeout_is_an_ordinary_failure() -> None:
+    def stall(ctx: JobContext) -> None:
+        ctx.signal.wait(20)
+
+    with jobs_of(stall, timeout=0.2) as [stalling], a_worker():
+        row = ended(stalling.push())
+    assert (row.status, row.error) == (Status.ERROR, "TimedOut: timed out after 0.2 s")
+
+
+def test_a_handler_that_does_not_stop_loses_its_slot_and_not_the_worker(settings: Any) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
+    release, recycled = threading.Event(), []
+
+    def stuck() -> None:
+        # One long call into C: no exception lands before it is over.
+        release.wait(20)
+
+    def fine() -> None: ...
+
+    with jobs_of(stuck, timeout=0.2) as [sticking]:
+        fining = job(name="tests.fine")(fine)
+        with a_worker(concurrency=1, on_recycle=recycled.append):
+            row = ended(sticking.push())
+            assert row.status == Status.ERROR
+            assert "did not stop" in row.error
+            wait_for(lambda: recycled, 5, "the process was asked to recycle")
+            assert ended(fining.push()).status == Status.OK
+            release.set()
+
+
+def test_shutdown_hands_back_what_has_retry_and_ends_what_has_none(settings: Any) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
+    running = threading.Barrier(3)
+
+    def with_retry(ctx: JobContext) -> None:
+        running.wait(10)
+        ctx.signal.wait(20)
+
+    def without(ctx: JobContext) -> None:
+        running.wait(10)
+        ctx.signal.wait(20)
+
+    with jobs_of(with_retry, retry=1) as [retried]:
+        single = job(name="tests.without")(without)
+        rows = [retried.push(), single.push()]
+        with a_worker(concurrency=2) as worker:
+            running.wait(10)
+            assert not worker.drain(0.05)
+            worker.shutdown(time.monotonic() + 10)
+    handed, interrupted = (JobExecution.objects.get(pk=row.pk) for row in rows)
+    assert (handed.status, handed.attempt) == (Status.PENDING, 0)
+    assert interrupted.status == Status.ERROR
+    assert "interrupted by shutdown" in interrupted.error
+
+
+def test_end_signals_come_after_the_write_in_the_order_of_events() -> None:
+    heard: list[tuple[str, str]] = []
+
+    def hear(name: str) -> Any:
+        def receiver(sender: Any, execution: JobExecution, **kwargs: Any) -> None:
+            heard.append((name, JobExecution.objects.get(pk=execution.pk).status))
+
+        return receiver
+
+    names = ["job_started", "job_succeeded", "job_failed", "job_cancelled", "job_finished"]
+    receivers = {name: hear(name) for name in names}
+
+    def fine() -> None: ...
+
+    for name, receiver in receivers.items():
+        getattr(signals, name).connect(receiver)
+    try:
+        with jobs_of(fine) as [fining], a_worker():
+            ended(fining.push())
+            wait_for(lambda: len(heard) == 3, 5, "all signals came")
+    finally:
+        for name, receiver in receivers.items():
+            getattr(signals, name).disconnect(receiver)
+    assert heard == [("job_started", "running"), ("job_succeeded", "ok"), ("job_finished", "ok")]
+
+
+def test_successes_beyond_keep_leave_no_row_and_the_newest_stay() -> None:
+    def count(number: int) -> None: ...
+
+    with jobs_of(count, keep=Keep(ok=3)) as [counting]:
+        rows = counting.push_many([{"number": n} for n in range(50)])
+        with a_worker(concurrency=4) as worker:
+            wait_for(lambda: worker.claimed == 50 and worker.is_idle, 15, "all ran")
+    kept = set(JobExecution.objects.values_list("status", flat=True))
+    assert kept == {Status.OK}
+    assert 3 <= JobExecution.objects.count() < 50
+    assert JobExecution.objects.filter(pk=rows[-1].pk).exists() or JobExecution.objects.count() >= 3
+
+
+def test_record_none_leaves_no_row_whatever_the_end() -> None:
+    def fine() -> None: ...
+
+    def fail() -> None:
+        raise ValueError
+
+    with jobs_of(fine, fail, record="none") as [fining, failing], a_worker() as worker:
+        fining.push()
+        failing.push()
+        wait_for(lambda: worker.claimed == 2 and worker.is_idle, 10, "both ran")
+    assert not JobExecution.objects.exists()
+
+
+def test_a_worker_that_others_may_hold_for_dead_claims_nothing() -> None:
+    def fine() -> None: ...
+
+    with jobs_of(fine) as [fining]:
+        row = fining.push()
+        liveness = a_liveness()
+        liveness.retire("test")
+        assert not transitions.claim(
+            queue="default",
+            names=["tests.fine"],
+            worker_id=liveness.worker_id,
+            limit=1,
+            now=clock.now("default"),
+            lost_after=45,
+            using="default",
+        )
+        row.refresh_from_db()
+        assert row.status == Status.PENDING
