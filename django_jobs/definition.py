@@ -7,58 +7,35 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.utils.module_loading import import_string
 
 from django_jobs import options as check
 from django_jobs import registry
-from django_jobs.conf import get_settings
 from django_jobs.context import JobContext, enter_context, leave_context
 from django_jobs.exceptions import DefinitionError, InvalidPayload
-from django_jobs.options import INHERIT, UNSET, JobOptions, Keep, Middleware, PushOptions
+from django_jobs.options import UNSET, JobOptions, PushOptions
 from django_jobs.payloads import Schema
-from django_jobs.retries import Retry
-from django_jobs.states import Status
+from django_jobs.policies import Policy
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
     from django_jobs.models import JobExecution
-    from django_jobs.schedules import Cron
 
 P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Job(Generic[P]):
+class Job(Policy, Generic[P]):
     """One registered job; made by @job. Two jobs are equal when their names are."""
 
     # Not slotted: __doc__, __name__ and __wrapped__ of the handler live on the instance, as functools.wraps puts them.
-    name: str
     func: Callable[..., Any]
     schema: Schema
     is_async: bool
-    aliases: tuple[str, ...] = ()
-    description: str = ""
-    cron: Cron | None = None
-    misfire: str = "latest"
-    misfire_grace: float | None = None
-    overlap: str = "skip"
-    priority: int = 0
-    queue: str = "default"
-    # None inherits the setting, here and in timeout (where 0 is no limit) and record.
-    retry: Retry | None = None
-    timeout: float | None = None
-    interrupt: bool = True
-    concurrency: int | None = None
-    record: str | None = None
-    keep: Keep = field(default_factory=Keep)
-    atomic: bool = False
-    use: tuple[Middleware | str, ...] = ()
-    sensitive: bool = False
     # Was the name made from app and function, not given?
     is_default_name: bool = False
     # The import of the module that defined the handler, taken then: a reload puts another one into the same module.
@@ -88,7 +65,7 @@ class Job(Generic[P]):
         """Run the handler here and now, without a row; a context is supplied if it takes one."""
         if not self.takes_context or (args and isinstance(args[0], JobContext)):
             return self.func(*args, **kwargs)
-        context = JobContext.detached(self.name, kwargs)
+        context = JobContext.detached(self.name, {**dict(zip(self.schema.parameters, args, strict=False)), **kwargs})
         if self.is_async:
             return self._acall(context, args, kwargs)
         token = enter_context(context)
@@ -184,85 +161,11 @@ class Job(Generic[P]):
         return self.schema.takes_context
 
     @property
-    def kind(self) -> Literal["cron", "push"]:
-        """Whether time or a push asks for runs."""
-        return "push" if self.cron is None else "cron"
-
-    @property
     def mode(self) -> str:
         """How runs come about: "cron", or what the dispatcher in force does: "database", "queue" or "direct"."""
         from django_jobs import services
 
         return services.mode(self)
-
-    @property
-    def effective_retry(self) -> Retry | None:
-        """The retry policy in force."""
-        return self.retry if self.retry is not None else Retry.of(get_settings().default_retry)
-
-    @property
-    def retries(self) -> int:
-        """How often a failed execution runs again."""
-        retry = self.effective_retry
-        return 0 if retry is None else retry.retries
-
-    @property
-    def has_retry(self) -> bool:
-        """Whether a crash leads to another run."""
-        return self.retries > 0
-
-    @property
-    def max_attempts(self) -> int:
-        """How often an execution pushed now may run."""
-        return self.retries + 1
-
-    @property
-    def effective_timeout(self) -> float | None:
-        """The seconds one attempt may take; None for no limit."""
-        return get_settings().timeout if self.timeout is None else self.timeout or None
-
-    @property
-    def effective_record(self) -> str:
-        """Which finished rows are kept at all: "all", "error" or "none"."""
-        return self.record or get_settings().record
-
-    @property
-    def effective_keep(self) -> Keep:
-        """How many finished rows are kept, every field filled in."""
-        settings = get_settings()
-        own = self.keep
-        return Keep(
-            ok=settings.keep_ok if own.ok is INHERIT else own.ok,
-            error=settings.keep_error if own.error is INHERIT else own.error,
-            cancelled=settings.keep_cancelled if own.cancelled is INHERIT else own.cancelled,
-            max_age=settings.keep_max_age if own.max_age is INHERIT else own.max_age,
-        )
-
-    def retention(self, status: Status | str) -> int | None:
-        """Return how many finished rows of this status are kept, `record` and `keep` folded together; None means all.
-
-        A cron job that names no `record` keeps its last success under RECORD "error", so that "last run" stays true.
-        """
-        record, name = self.effective_record, Status(status).value
-        if record == "none":
-            return 0
-        count: int | None = getattr(self.keep, name)
-        if count is INHERIT:
-            count = getattr(get_settings(), f"keep_{name}")
-        if record == "error" and status == Status.OK:
-            return 1 if count != 0 and self.cron is not None and self.record is None else 0
-        return count
-
-    @property
-    def middleware(self) -> tuple[Middleware, ...]:
-        """The middleware around the handler, outermost first: the settings' own, then that of `use`."""
-        settings = get_settings()
-        made_for, chain = self.__dict__.get("_chain", (None, ()))
-        if made_for is not settings:
-            entries = (*settings.middleware, *self.use)
-            chain = tuple(import_string(entry) if isinstance(entry, str) else entry for entry in entries)
-            self.__dict__["_chain"] = settings, chain
-        return chain  # type: ignore[no-any-return]
 
     def resolve(self) -> None:
         """Settle what waited for other modules; raise DefinitionError for what turns out to be wrong."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -118,6 +119,7 @@ def test_a_direct_call_runs_the_handler_with_a_context(send: Job[...]) -> None:
     ctx, order_id, locale = send(7, locale="de")
     assert (order_id, locale) == (7, "de")
     assert (ctx.job_name, ctx.attempt, ctx.execution_id) == ("shop.send_receipt", 1, None)
+    assert ctx.payload == {"order_id": 7, "locale": "de"}
     assert current_context() is None
 
 
@@ -237,6 +239,23 @@ def test_a_wrapped_function_keeps_the_signature_of_what_it_wraps() -> None:
     made = job(name="shop.wrapped")(wrapper)
     assert made.takes_context
     assert made.schema.parameters == ("order_id", "locale")
+
+
+def test_annotations_may_name_classes_of_the_function_around() -> None:
+    @dataclass
+    class Point:
+        x: int
+
+    @job(name="shop.local")
+    def local(point: Point) -> None: ...
+
+    assert local.schema.rebuild(local.schema.dump((Point(1),), {})) == {"point": Point(1)}
+
+
+def test_a_context_that_is_imported_for_type_checking_only_is_known() -> None:
+    scope: dict[str, Any] = {"__name__": "shop.jobs", "job": job}
+    exec("from __future__ import annotations\n@job\ndef work(ctx: JobContext, x: int) -> None: ...", scope)
+    assert scope["work"].takes_context
 
 
 def test_a_cron_job_with_parameters_is_told_to_split() -> None:

@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
-from django_jobs import DefinitionError, InvalidPayload, JobContext
+from django_jobs import DefinitionError, InvalidPayload, JobContext, job, registry
+from django_jobs.models import JobExecution
 from django_jobs.payloads import Schema
 
 PARIS = ZoneInfo("Europe/Paris")
@@ -439,3 +440,47 @@ def test_types_that_skip_the_comparison_are_lossless(a: int, b: float, c: Any, d
         json.dumps(json.loads(text), default=str) if "e" not in repr(b) else text.replace(repr(b), f"{Decimal(b):f}")
     )
     assert checked.rebuild(plain)["b"] == b
+
+
+@pytest.mark.django_db
+def test_a_payload_comes_back_from_the_table_as_it_was_pushed() -> None:
+    """What one engine stores another refused or rewrote (kestra-io/kestra#10326, encode/django-rest-framework#5235)."""
+
+    def handler(
+        ctx: JobContext,
+        whole: int,
+        real: float,
+        text: str,
+        when: dt.datetime,
+        amount: Decimal,
+        anything: Any,
+        line: Line,
+    ) -> None: ...
+
+    samples: list[dict[str, Any]] = [
+        {
+            "whole": 2**64 - 1,
+            "real": 1e308,
+            "text": "💥 \\u0000 é",
+            "amount": Decimal("0.10"),
+            "anything": {"a": [1.0], "b": 1},
+        },
+        {
+            "whole": -(2**63),
+            "real": 5e-324,
+            "text": "",
+            "amount": Decimal("1E+40"),
+            "anything": [1e15, 1e-7, "1e300", None],
+        },
+        {"whole": 0, "real": -1e22, "text": "\u2028'\"\\", "amount": Decimal(0), "anything": 0.1 + 0.2},
+    ]
+    rest = {"when": WHEN.replace(tzinfo=dt.UTC), "line": Line(start=Point(1, WHEN), lineLabel="x")}
+    with registry.isolated():
+        made = job(name="shop.sample")(handler)
+        for sample in samples:
+            pushed = made.push(**sample, **rest)
+            row = JobExecution.objects.get(pk=pushed.pk)
+            assert repr(made.schema.rebuild(row.payload_json)) == repr(
+                made.schema.rebuild(made.schema.dump((), sample | rest))
+            )
+            assert made.schema.rebuild(row.payload_json) == sample | rest

@@ -1,0 +1,115 @@
+"""What the options of a job come to under the settings in force; the base of Job, read by whatever runs and trims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from django.utils.module_loading import import_string
+
+from django_jobs.conf import get_settings
+from django_jobs.options import INHERIT, Keep, Middleware
+from django_jobs.retries import Retry
+from django_jobs.states import Status
+
+if TYPE_CHECKING:
+    from django_jobs.schedules import Cron
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Policy:
+    """The options that @job was given, and what they mean together with `DJANGO_JOBS`."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    cron: Cron | None = None
+    misfire: str = "latest"
+    misfire_grace: float | None = None
+    overlap: str = "skip"
+    priority: int = 0
+    queue: str = "default"
+    # None inherits the setting, here and in timeout (where 0 is no limit) and record.
+    retry: Retry | None = None
+    timeout: float | None = None
+    interrupt: bool = True
+    concurrency: int | None = None
+    record: str | None = None
+    keep: Keep = field(default_factory=Keep)
+    atomic: bool = False
+    use: tuple[Middleware | str, ...] = ()
+    sensitive: bool = False
+
+    @property
+    def kind(self) -> Literal["cron", "push"]:
+        """Whether time or a push asks for runs."""
+        return "push" if self.cron is None else "cron"
+
+    @property
+    def effective_retry(self) -> Retry | None:
+        """The retry policy in force."""
+        return self.retry if self.retry is not None else Retry.of(get_settings().default_retry)
+
+    @property
+    def retries(self) -> int:
+        """How often a failed execution runs again."""
+        retry = self.effective_retry
+        return 0 if retry is None else retry.retries
+
+    @property
+    def has_retry(self) -> bool:
+        """Whether a crash leads to another run."""
+        return self.retries > 0
+
+    @property
+    def max_attempts(self) -> int:
+        """How often an execution pushed now may run."""
+        return self.retries + 1
+
+    @property
+    def effective_timeout(self) -> float | None:
+        """The seconds one attempt may take; None for no limit."""
+        return get_settings().timeout if self.timeout is None else self.timeout or None
+
+    @property
+    def effective_record(self) -> str:
+        """Which finished rows are kept at all: "all", "error" or "none"."""
+        return self.record or get_settings().record
+
+    @property
+    def effective_keep(self) -> Keep:
+        """How many finished rows are kept, every field filled in."""
+        settings = get_settings()
+        own = self.keep
+        return Keep(
+            ok=settings.keep_ok if own.ok is INHERIT else own.ok,
+            error=settings.keep_error if own.error is INHERIT else own.error,
+            cancelled=settings.keep_cancelled if own.cancelled is INHERIT else own.cancelled,
+            max_age=settings.keep_max_age if own.max_age is INHERIT else own.max_age,
+        )
+
+    def retention(self, status: Status | str) -> int | None:
+        """Return how many finished rows of this status are kept, `record` and `keep` folded together; None means all.
+
+        A cron job that names no `record` keeps its last success under RECORD "error", so that "last run" stays true.
+        """
+        record, name = self.effective_record, Status(status).value
+        if record == "none":
+            return 0
+        count: int | None = getattr(self.keep, name)
+        if count is INHERIT:
+            count = getattr(get_settings(), f"keep_{name}")
+        if record == "error" and status == Status.OK:
+            return 1 if count != 0 and self.cron is not None and self.record is None else 0
+        return count
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """The middleware around the handler, outermost first: the settings' own, then that of `use`."""
+        settings = get_settings()
+        made_for, chain = self.__dict__.get("_chain", (None, ()))
+        if made_for is not settings:
+            entries = (*settings.middleware, *self.use)
+            chain = tuple(import_string(entry) if isinstance(entry, str) else entry for entry in entries)
+            self.__dict__["_chain"] = settings, chain
+        return chain  # type: ignore[no-any-return]
