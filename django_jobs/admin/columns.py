@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_jobs import clock, registry
@@ -74,7 +74,8 @@ class ExecutionColumns:
     @admin.display(description=_("description"))
     def description(self, obj: JobExecution) -> str:
         job = registry.find(obj.job_name)
-        return job.description if job else formatting.EMPTY
+        # Also when somebody marked it as safe: it is text here.
+        return escape(job.description) if job else formatting.EMPTY
 
     @admin.display(description=_("worker"))
     def last_worker(self, obj: JobExecution) -> str:

@@ -149,11 +149,11 @@ def test_parked_rows_can_be_asked_for(admin: Admin) -> None:
 
 
 @pytest.mark.parametrize("name", ["status", "job_name", "queue", "organization_id"])
-@pytest.mark.parametrize("value", ["nobody", "", "a\0b", "é", "<b>", "x" * 3000])
-def test_a_filter_takes_any_value(admin: Admin, name: str, value: str) -> None:
+def test_a_filter_takes_any_value(admin: Admin, name: str) -> None:
     JobExecutionFactory()
 
-    assert ids_shown(admin.list(**{name: value})) == []
+    for value in ("nobody", "", "a\0b", "é", "<b>", "x" * 3000):
+        assert ids_shown(admin.list(**{name: value})) == []
 
 
 def test_the_job_filter_offers_registered_names_and_accepts_others(admin: Admin) -> None:
@@ -188,9 +188,9 @@ def test_organizations_are_filtered_by_the_address_only(admin: Admin) -> None:
     assert ids_shown(admin.list(organization_id="acme")) == [row.pk]
 
 
-@pytest.mark.parametrize("lookup", ["payload__card", "logs__icontains", "error__contains", "result", "key__startswith"])
-def test_the_address_cannot_ask_about_hidden_columns(admin: Admin, lookup: str) -> None:
-    assert admin.list(**{lookup: "4"}).status_code == 400
+def test_the_address_cannot_ask_about_hidden_columns(admin: Admin) -> None:
+    for lookup in ("payload__card", "logs__icontains", "error__contains", "result", "key__startswith"):
+        assert admin.list(**{lookup: "4"}).status_code == 400
 
 
 def test_a_foreign_parameter_leads_back_to_the_list(admin: Admin) -> None:
@@ -228,9 +228,9 @@ def test_a_key_that_looks_like_an_id_is_found_as_a_key(admin: Admin) -> None:
     assert ids_shown(admin.list(q="01a229aa")) == [row.pk]
 
 
-@pytest.mark.parametrize("term", ["a\0b", "%", "é", "<b>", "x" * 3000, "0123", "zzzzzzzz"])
-def test_a_search_takes_any_term(admin: Admin, term: str) -> None:
-    assert admin.list(q=term).status_code == 200
+def test_a_search_takes_any_term(admin: Admin) -> None:
+    for term in ("a\0b", "%", "é", "<b>", "x" * 3000, "0123", "zzzzzzzz"):
+        assert admin.list(q=term).status_code == 200
 
 
 def test_the_bounds_of_a_beginning_hold_every_id_that_begins_so() -> None:
