@@ -174,6 +174,12 @@ def test_the_docs_say_which_settings_nothing_reads_yet() -> None:
     assert said == unread
 
 
+def test_the_docs_say_whether_the_limit_of_runs_per_job_is_enforced() -> None:
+    (row,) = [row for row in rows("docs/reference/job-options.md", "# Job options") if code_in(row[0]) == "concurrency"]
+    runtime = "".join(path.read_text() for path in (ROOT / "django_jobs" / "runtime").rglob("*.py"))
+    assert ("nothing enforces it yet" in row[2]) == ("job.concurrency" not in runtime)
+
+
 def test_the_table_of_job_options_is_what_job_takes() -> None:
     table = [code_in(row[0]) for row in rows("docs/reference/job-options.md", "# Job options")]
     assert sorted(table) == sorted(JobOptions.__annotations__)
