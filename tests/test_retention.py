@@ -24,7 +24,7 @@ def now() -> Any:
 def ended(now: Any, *ages: float, **fields: Any) -> list[JobExecution]:
     """Make a finished row for each age in seconds."""
     worker = WorkerFactory(now=now)
-    fields = {"ok": True, "worker": worker, **fields}
+    fields = {"status": Status.OK, "worker": worker, **fields}
     return [JobExecutionFactory(now=now - timedelta(seconds=age), **fields) for age in ages]
 
 
@@ -79,11 +79,11 @@ def test_count_and_age_hold_together(now: Any) -> None:
 def test_other_jobs_other_statuses_and_live_rows_are_not_touched(now: Any) -> None:
     others = [
         *ended(now, 900, job_name="acc.slow"),
-        *ended(now, 900, ok=False, error=True),
-        *ended(now, 900, ok=False, cancelled=True),
-        *ended(now, 900, ok=False, pending=True),
-        *ended(now, 900, ok=False, scheduled=True),
-        *ended(now, 900, ok=False, running=True),
+        *ended(now, 900, status=Status.ERROR),
+        *ended(now, 900, status=Status.CANCELLED),
+        *ended(now, 900, status=Status.PENDING),
+        *ended(now, 900, status=Status.SCHEDULED),
+        *ended(now, 900, status=Status.RUNNING),
     ]
     ended(now, 900, 901)
     assert trim(now, 0) == 2
@@ -91,7 +91,7 @@ def test_other_jobs_other_statuses_and_live_rows_are_not_touched(now: Any) -> No
 
 
 def test_a_live_status_is_never_trimmed(now: Any) -> None:
-    ended(now, 900, ok=False, pending=True)
+    ended(now, 900, status=Status.PENDING)
     assert trim(now, 0, status=Status.PENDING) == 0
     assert len(left()) == 1
 
