@@ -93,16 +93,16 @@ def log_failure(
     level = logging.WARNING if will_retry else logging.ERROR
     if not runs.isEnabledFor(level):
         return
-    what = "failed, will retry" if will_retry else "failed"
+    what = f"{_run(execution)}, will retry" if will_retry else _run(execution)
     if exception is None:
-        runs.log(level, "%s %s", what, _run(execution))
+        runs.log(level, "failed %s", what)
     elif job.sensitive:
-        runs.log(level, "%s %s: %s", what, _run(execution), type(exception).__name__)
+        runs.log(level, "failed %s: %s", what, type(exception).__name__)
     else:
         # A worker's death has no traceback; neither has a failure that another attempt may mend.
         trace = exception if exception.__traceback__ is not None and not will_retry else None
         message = clean_text(exception, MESSAGE_LENGTH)
-        runs.log(level, "%s %s: %s: %s", what, _run(execution), type(exception).__name__, message, exc_info=trace)
+        runs.log(level, "failed %s: %s: %s", what, type(exception).__name__, message, exc_info=trace)
 
 
 def _run(execution: JobExecution) -> str:

@@ -274,7 +274,7 @@ def test_a_new_key_costs_one_look_and_a_known_one_no_insert() -> None:
 def test_a_winner_the_callers_snapshot_hides_is_returned(level: str) -> None:
     """Two pushes with one key under snapshot isolation give one row and no error to the caller.
 
-    Fault: get_or_create races end in an error, as the transaction cannot see the winner (openedx/enterprise-catalog#245,
+    Fault: get_or_create races end in an error, as a transaction cannot see the winner (openedx/enterprise-catalog#245,
     mozilla/treeherder#2173).
     """
     with serving(level), transaction.atomic():
@@ -320,7 +320,7 @@ def test_a_row_of_the_callers_own_transaction_is_found(level: str) -> None:
 
 @contextmanager
 def serving(level: str) -> Iterator[None]:
-    """Make this the isolation level of every transaction of this thread's connection; Django only learns of it on MySQL."""
+    """Make this the isolation level of this thread's connection; only on MySQL is Django told, as by its settings."""
     configured = connection.isolation_level
     with connection.cursor() as cursor:
         if connection.vendor == "mysql":
