@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -119,14 +120,20 @@ class Pool:
         """Begin the ladder for everything that runs, since the process shuts down; the last is given up then."""
         self._interrupter.shutdown(give_up_at=give_up_at)
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = 1.0) -> None:
         """End the idle threads; those inside handlers are daemons and die with the process."""
+        deadline = time.monotonic() + timeout
         self._ladder.stop()
         self._stopped = True
-        for _ in range(len(self._threads)):
+        threads = list(self._threads.values())
+        for _ in threads:
             self._tokens.put(None)
-        if self._loop is not None:
+        if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+            threads.append(self._loop_thread)
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        self._ladder.join(max(deadline - time.monotonic(), 0))
 
     def _climb(self, now: datetime | None = None) -> float:
         return self._interrupter.tick()
@@ -174,7 +181,7 @@ class Pool:
         if self._loop is None or self._loop_thread is None or not self._loop_thread.is_alive():
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(
-                target=self._loop.run_forever, name="django_jobs event loop", daemon=True
+                target=_serve, args=(self._loop,), name="django_jobs event loop", daemon=True
             )
             self._loop_thread.start()
         loop = self._loop
@@ -206,6 +213,21 @@ class Pool:
         with self._lock:
             self._abandoned += 1
             self._threads.pop(run.thread_id, None)
+            if run.job.is_async:
+                # Its loop may be blocked: later runs get a new one.
+                self._loop = None
         logger.error("%s does not stop; its thread is given up", run.job.name)
         self._end(run, outcome)
         self._on_recycle(self._abandoned < self.slots)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped, and close it with all it holds."""
+    try:
+        loop.run_forever()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()

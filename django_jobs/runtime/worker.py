@@ -221,6 +221,8 @@ class Worker:
         written = self._finisher.stop(max(deadline - time.monotonic(), 0.1))
         self._announcer.stop(max(deadline - time.monotonic(), 0.1))
         self._pool.stop()
+        for loop in self._loops:
+            loop.join(max(deadline - time.monotonic(), 0.1))
         return written
 
     def _wait_idle(self, deadline: float) -> bool:
