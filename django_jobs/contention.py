@@ -7,9 +7,12 @@ import sqlite3
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,25 +46,31 @@ def is_connection_loss(error: BaseException, using: str) -> bool:
 def retried(verb: Callable[P, R]) -> Callable[P, R]:
     """Repeat an autocommit statement of ours on contention, with growing pauses; inside a transaction it runs once.
 
-    The alias is the keyword `using`, the `db` of a queryset in first place, or the router's answer.
+    The alias is the keyword `using`, the one a queryset in first place was bound to, or the router's answer for writes.
     """
 
     @wraps(verb)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Not `queryset.db`: before its first write a queryset gives the alias for reads.
         using = (
-            kwargs.get("using") or (args and getattr(args[0], "db", None)) or router.db_for_write(_execution_model())
+            kwargs.get("using") or (args and getattr(args[0], "_db", None)) or router.db_for_write(_execution_model())
         )
         connection = connections[str(using)]
         for attempt in range(TRIES):
             try:
                 return verb(*args, **kwargs)
             except DatabaseError as error:
-                if connection.in_atomic_block or attempt == TRIES - 1 or not is_contention(error):
+                if _in_transaction(connection) or attempt == TRIES - 1 or not is_contention(error):
                     raise
             time.sleep(random.uniform(0, 0.01 * 2**attempt))
         raise AssertionError("unreachable")
 
     return call
+
+
+def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    # With autocommit off there is no atomic block around the caller's transaction.
+    return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
 
 
 def _execution_model() -> type:

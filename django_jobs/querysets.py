@@ -59,7 +59,7 @@ class ExecutionQuerySet(ExecutionBase):
         return self.scheduled().exclude(parked_reason="")
 
     def due(self, now: datetime) -> Self:
-        """Scheduled rows whose time has come, by priority; parked ones wait for their reason to go."""
+        """Scheduled rows whose time has come; parked ones wait for their reason to go."""
         return self.scheduled().filter(parked_reason="", scheduled_at__lte=now)
 
     def of_worker(self, worker_id: UUID) -> Self:

@@ -62,6 +62,8 @@ def claim(
     Takes nothing unless the worker's own row beat within `lost_after` seconds: a worker that others may already have
     declared dead must not start anything.
     """
+    if not names or limit < 1:
+        return []
     connection = connections[using]
     table, worker_table = rows.TABLE, rows.WORKER_TABLE
     rank = connection.ops.quote_name("rank")
@@ -280,7 +282,7 @@ def _ended(target: Status) -> str:
     )
 
 
-_ENDED = {target: _ended(target) for target in Status if target is not Status.RUNNING}
+_ENDED: dict[Status, str] = {target: _ended(target) for target in Status if target is not Status.RUNNING}
 
 
 def _statuses(endings: Sequence[Ending], connection: Any) -> dict[UUID, Status]:
@@ -372,7 +374,6 @@ def retry(
 Describe = Callable[[UUID | None], tuple[str, dict[str, Any]]]
 
 
-@retried
 def rescue(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
     """Queue running rows of dead workers again, the attempt counted; a marked row ends CANCELLED. Called by rescue.
 
@@ -383,7 +384,6 @@ def rescue(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) ->
     return _leave_lost(lost, Status.PENDING, now, describe)
 
 
-@retried
 def bury(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
     """End running rows of dead workers with an error; a marked row ends CANCELLED. Called by rescue."""
     return _leave_lost(queryset.running(), Status.ERROR, now, describe)
@@ -391,19 +391,25 @@ def bury(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> l
 
 def _leave_lost(lost: ExecutionQuerySet, target: Status, now: datetime, describe: Describe) -> list[UUID]:
     moved = []
-    moment = Value(now, output_field=UTCDateTimeField())
     for pk, run_no, worker_id, attempt, errors in lost.values_list("pk", "run_no", "worker_id", "attempt", "errors"):
         message, entry = describe(worker_id)
-        count = lost.filter(pk=pk, run_no=run_no).update(
-            active_key=None if target in FINAL else Case(When(_unmarked, then=F("active_key")), default=None),
-            completed_at=moment if target in FINAL else Case(When(_unmarked, then=None), default=moment),
-            error=message,
-            errors=with_entry(errors, {**entry, "attempt": attempt}),
-            rescues=F("rescues") + 1,
-            hinted_at=now,
-            updated_at=now,
-            status=Case(When(_unmarked, then=Value(target)), default=Value(Status.CANCELLED)),
-        )
-        if count:
+        history = with_entry(errors, {**entry, "attempt": attempt})
+        if _leave_one(lost.filter(pk=pk, run_no=run_no), target, now, message, history):
             moved.append(pk)
     return moved
+
+
+# Repeated row by row: a collision must not make us forget which rows were moved before it.
+@retried
+def _leave_one(lost: ExecutionQuerySet, target: Status, now: datetime, message: str, history: list[Any] | None) -> int:
+    moment = Value(now, output_field=UTCDateTimeField())
+    return lost.update(
+        active_key=None if target in FINAL else Case(When(_unmarked, then=F("active_key")), default=None),
+        completed_at=moment if target in FINAL else Case(When(_unmarked, then=None), default=moment),
+        error=message,
+        errors=history,
+        rescues=F("rescues") + 1,
+        hinted_at=now,
+        updated_at=now,
+        status=Case(When(_unmarked, then=Value(target)), default=Value(Status.CANCELLED)),
+    )

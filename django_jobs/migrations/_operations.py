@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import NotSupportedError, models
+from django.db import NotSupportedError, models, router
 from django.db.migrations.operations.base import Operation
 
 
@@ -19,6 +19,8 @@ class RefuseCompactRows(Operation):
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if schema_editor.connection.vendor != "mysql" or schema_editor.collect_sql:
+            return
+        if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
         with schema_editor.connection.cursor() as cursor:
             cursor.execute("SELECT @@innodb_default_row_format")
