@@ -1,0 +1,108 @@
+"""`manage.py runjobs`: run jobs, fire cron ticks, keep the tables in order.
+
+Exit codes:
+
+- 0: stopped as asked, by a signal, `--max-time` or the end of `--once`
+- 1: something broke while running, or outcomes could not be written at the end
+- 2: a wrong option or setting
+- 3: the database cannot be reached, or its tables are missing
+- 130, 143: ended at once by a second SIGINT or SIGTERM; the rows that ran are rescued
+"""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
+
+from django_jobs.runtime.console import console
+from django_jobs.runtime.reload import run_reloading
+from django_jobs.runtime.runner import NO_DATABASE, USAGE, Runner
+from django_jobs.runtime.startup import ROLES, DatabaseNotReady, Options, UsageError
+
+
+class Command(BaseCommand):
+    """Arguments only; the work is done by runtime.Runner."""
+
+    help = "Runs background jobs and cron jobs; without --worker, --scheduler or --sweep it does all of it."
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the options."""
+        parser.add_argument("--worker", action="store_true", help="Claim and run executions.")
+        parser.add_argument("--scheduler", action="store_true", help="Fire the ticks of cron jobs.")
+        parser.add_argument("--sweep", action="store_true", help="Hint stale executions again, trim finished ones.")
+        parser.add_argument(
+            "--queues",
+            type=_names,
+            metavar="A,B",
+            help="Serve these queues only (default: the setting QUEUES, or any).",
+        )
+        parser.add_argument("--exclude", type=_names, default=[], metavar="A,B", help="Do not serve these queues.")
+        parser.add_argument("--concurrency", type=int, metavar="N", help="Run so many at once (default: CONCURRENCY).")
+        parser.add_argument("--once", action="store_true", help="Do what is due now, then end; for a system cron.")
+        parser.add_argument("--max-time", type=float, metavar="S", help="End after so many seconds.")
+        parser.add_argument(
+            "--reload", action="store_true", help="Begin anew when a source file changes (development)."
+        )
+
+    def check(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the system checks; what they find wrong is a mistake in the settings."""
+        try:
+            return super().check(*args, **kwargs)
+        except SystemCheckError as error:
+            error.returncode = USAGE
+            raise
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run until stopped; leave with an exit code other than 0 when something went wrong."""
+        with console(self.stderr, options["verbosity"]):
+            if options["reload"]:
+                if options["once"]:
+                    raise CommandError(
+                        "--once ends by itself and --reload does not: give one of them.", returncode=USAGE
+                    )
+                run_reloading(self._run_reporting, lambda: self._make(options))
+            elif code := self._run(self._make(options)):
+                raise SystemExit(code)
+
+    def _make(self, options: dict[str, Any]) -> Runner:
+        try:
+            chosen = Options.of(
+                roles=[role for role in ROLES if options[role]],
+                queues=options["queues"],
+                exclude=options["exclude"],
+                concurrency=options["concurrency"],
+                once=options["once"],
+                max_time=options["max_time"],
+            )
+            return Runner(chosen, say=self._say if options["verbosity"] else lambda line: None)
+        except (UsageError, ImproperlyConfigured) as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+
+    def _run(self, runner: Runner) -> int:
+        try:
+            return runner.run()
+        except DatabaseNotReady as error:
+            raise CommandError(str(error), returncode=NO_DATABASE) from error
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+
+    def _run_reporting(self, runner: Runner) -> int:
+        try:
+            return self._run(runner)
+        except CommandError as error:
+            self.stderr.write(f"CommandError: {error}")
+            return error.returncode
+
+    def _say(self, line: str) -> None:
+        # Nobody may be reading any more.
+        with contextlib.suppress(OSError):
+            self.stdout.write(line)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name.strip()]

@@ -1,0 +1,32 @@
+"""Show our own log lines on the terminal of `runjobs` when the project's LOGGING leaves them nowhere to go."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
+
+
+@contextlib.contextmanager
+def console(stream: Any, verbosity: int) -> Iterator[None]:
+    """Write the lines of the logger `django_jobs` to the stream, unless some handler takes them already.
+
+    The root logger and all others are left as they are.
+    """
+    logger = logging.getLogger("django_jobs")
+    if logger.hasHandlers() or logger.level != logging.NOTSET:
+        yield
+        return
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    logger.addHandler(handler)
+    logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)

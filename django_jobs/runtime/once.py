@@ -1,0 +1,50 @@
+"""Do everything that is due now and nothing more, as a system cron asks for with `runjobs --once`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django_jobs import clock, registry
+from django_jobs.models import JobExecution
+from django_jobs.runtime.parts import Parts
+from django_jobs.runtime.worker import Worker
+
+LOOK_EVERY = 0.05
+
+
+def run_once(parts: Parts, over: Callable[[float], bool]) -> bool:
+    """Fire due ticks, stage, sweep, rescue, run until nothing is left, trim; return whether it came to the end.
+
+    `over` waits up to so many seconds and says whether to stop before that.
+    """
+    if parts.scheduler is not None:
+        parts.scheduler.tick()
+    while parts.stage.tick() == 0.0:
+        if over(0):
+            return False
+    if parts.sweep is not None:
+        parts.sweep.tick()
+    parts.rescue.suspect()
+    if parts.worker is not None:
+        parts.worker.start()
+        while _has_work(parts, parts.worker):
+            if over(LOOK_EVERY):
+                return False
+    if parts.trim is not None:
+        for _ in parts.trim.portions(clock.now(parts.using)):
+            if over(0):
+                return False
+    return True
+
+
+def _has_work(parts: Parts, worker: Worker) -> bool:
+    """Whether something runs here or could; the rows say so, since a claim may be under way."""
+    if not worker.is_idle or parts.stage.tick() == 0.0:
+        return True
+    rows = JobExecution.objects.using(parts.using)
+    names = registry.names() - parts.stage.paused_jobs
+    if rows.pending().filter(queue__in=worker.served_queues(), job_name__in=names).exists():
+        worker.wake()
+        return True
+    # In this order: what was claimed before the look at the pending rows is owned by now, or ended.
+    return bool(rows.of_worker(parts.liveness.worker_id).exists())

@@ -1,0 +1,101 @@
+"""The parts of one `runjobs` process, made for its options."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from django_jobs import dispatchers, registry
+from django_jobs.execution.liveness import Liveness
+from django_jobs.loop import Tick
+from django_jobs.runtime.rescue import Rescue
+from django_jobs.runtime.scheduler import Scheduler
+from django_jobs.runtime.stage import Stage
+from django_jobs.runtime.startup import Options
+from django_jobs.runtime.sweep import Sweep
+from django_jobs.runtime.trim import Trim
+from django_jobs.runtime.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a process of some roles consists of; a part of another role is None."""
+
+    using: str
+    liveness: Liveness
+    stage: Stage
+    rescue: Rescue
+    scheduler: Scheduler | None
+    sweep: Sweep | None
+    trim: Trim | None
+    worker: Worker | None
+
+    @classmethod
+    def make(
+        cls,
+        options: Options,
+        *,
+        using: str,
+        beat: Tick,
+        on_recycle: Callable[[bool], None],
+        on_death: Callable[[str, BaseException], None],
+    ) -> Parts:
+        """Make the parts; nothing starts and nothing is read yet."""
+        roles, queues = options.roles, options.served
+        is_worker = "worker" in roles
+        liveness = Liveness(
+            roles=list(roles),
+            queues=None if queues is None else list(queues),
+            names=sorted(registry.names()),
+            slots=options.concurrency if is_worker else 0,
+            using=using,
+        )
+        stage = Stage(using=using, watch_queues=is_worker and queues is None)
+        worker = None
+        if is_worker:
+            worker = Worker(
+                liveness=liveness,
+                queues=queues,
+                exclude=options.exclude,
+                concurrency=options.concurrency,
+                using=using,
+                pauses=stage,
+                on_recycle=on_recycle,
+                on_death=partial(on_death, "the worker"),
+            )
+        return cls(
+            using=using,
+            liveness=liveness,
+            stage=stage,
+            rescue=Rescue(using=using, beat=beat),
+            scheduler=Scheduler(using=using) if "scheduler" in roles else None,
+            sweep=Sweep(using=using) if "sweep" in roles else None,
+            trim=Trim(using=using) if "sweep" in roles else None,
+            worker=worker,
+        )
+
+    def ticks(self) -> dict[str, Tick]:
+        """Return what is to be called again and again, each in a thread of its own."""
+        ticks: dict[str, Tick] = {"stage": self.stage.tick, "rescue": self.rescue.tick}
+        if self.scheduler is not None:
+            ticks["scheduler"] = self.scheduler.tick
+        if self.sweep is not None:
+            ticks["sweep"] = self.sweep.tick
+        if self.trim is not None:
+            ticks["trim"] = self.trim.tick
+        return ticks
+
+
+@contextlib.contextmanager
+def subscribed(worker: Worker | None, queues: Sequence[str] | None) -> Iterator[None]:
+    """Have the dispatcher wake the worker while the block runs."""
+    if worker is None:
+        yield
+        return
+    subscription = dispatchers.get_dispatcher().subscribe(queues, worker.wake, worker.look)
+    try:
+        yield
+    finally:
+        subscription.close()

@@ -1,0 +1,219 @@
+"""One `runjobs` process: puts worker, ticks and loops together, runs them until told to stop, and ends in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
+
+from django.db import Error, connections
+
+from django_jobs import signals
+from django_jobs.conf import get_settings
+from django_jobs.execution.liveness import Liveness
+from django_jobs.loop import Loop, Tick
+from django_jobs.models import jobs_alias
+from django_jobs.runtime.once import run_once
+from django_jobs.runtime.parts import Parts, subscribed
+from django_jobs.runtime.requests import Request, Requests, StopNow
+from django_jobs.runtime.startup import DatabaseNotReady, Options, check_tables, one_line, wait_for_database, welcome
+from django_jobs.runtime.worker import Worker
+
+logger = logging.getLogger("django_jobs.runner")
+
+# Exit codes. A second signal ends with 128 + its number.
+DONE, FAILED, USAGE, NO_DATABASE = 0, 1, 2, 3
+
+# After the drain: for signalling and interrupting what still runs, for writing how it ended, for saying goodbye.
+AFTER_DRAIN = 7.0
+GOODBYE = 1.5
+
+
+class Runner:
+    """Runs the roles of one process; run() blocks, stop() may be called from any thread."""
+
+    def __init__(self, options: Options, *, say: Callable[[str], None] = lambda line: None) -> None:
+        self._options = options
+        self._say = say
+        self._using = jobs_alias()
+        self._requests = Requests()
+        self._drain = get_settings().drain_timeout
+        self._liveness: Liveness | None = None
+        self._loops: list[Loop] = []
+        self._beating = threading.Lock()
+        self._is_retired = False
+
+    def stop(self, reason: str = "stopped", *, drain: float | None = None) -> None:
+        """Have run() end in order, after at most `drain` seconds for what runs; returns at once."""
+        if drain is not None:
+            self._drain = min(self._drain, drain)
+        self._requests.put(Request(reason=reason))
+
+    def run(self) -> int:
+        """Run until asked to stop, or with `once` until nothing is left; return the exit code.
+
+        Raises DatabaseNotReady when there is no database to start with.
+        """
+        started = time.monotonic()
+        with self._requests.signals():
+            try:
+                parts = self._prepare()
+                self._requests.is_starting = False
+            except StopNow:
+                self._retire("stopped while starting")
+                return DONE
+            return self._work(parts, None if self._options.max_time is None else started + self._options.max_time)
+
+    def _prepare(self) -> Parts:
+        """Find the database and make the parts; a signal may end this anywhere."""
+        wait_for_database(self._using, self._say)
+        check_tables(self._using)
+        signals.connect_logging()
+        parts = Parts.make(
+            self._options, using=self._using, beat=self._beat, on_recycle=self._on_recycle, on_death=self._on_death
+        )
+        self._liveness = parts.liveness
+        try:
+            parts.liveness.register()
+            # The worker has to know what is paused before it claims.
+            parts.stage.tick()
+        except Error as error:
+            raise DatabaseNotReady(f"The database {self._using!r} failed: {one_line(error)}") from error
+        for line in welcome(self._options, self._using):
+            self._say(line)
+        return parts
+
+    def _work(self, parts: Parts, end: float | None) -> int:
+        self._loop("beat", self._beat)
+        with subscribed(parts.worker, self._options.served):
+            if self._options.once:
+                request = self._run_once(parts, end)
+            else:
+                for name, tick in parts.ticks().items():
+                    self._loop(name, tick)
+                if parts.worker is not None:
+                    parts.worker.start()
+                self._close_connections()
+                left = None if end is None else end - time.monotonic()
+                request = self._requests.wait(left) or self._time_is_over()
+            return self._end(parts.worker, request)
+
+    def _loop(self, name: str, tick: Tick) -> None:
+        loop = Loop(tick, name=name, on_death=partial(self._on_death, f"the {name} thread"))
+        self._loops.append(loop)
+        loop.start()
+
+    def _run_once(self, parts: Parts, end: float | None) -> Request:
+        def over(seconds: float) -> bool:
+            return self._requests.wait(seconds) is not None or (end is not None and time.monotonic() > end)
+
+        try:
+            if run_once(parts, over):
+                return Request(reason="nothing is left to do")
+            return self._requests.wait(0) or self._time_is_over()
+        except Error as error:
+            return Request(reason=f"the database failed: {one_line(error)}", is_failure=True)
+        except Exception:
+            logger.exception("runjobs failed")
+            return Request(reason="an error", is_failure=True)
+
+    def _time_is_over(self) -> Request:
+        return Request(reason=f"{self._options.max_time:g} s are over")
+
+    def _end(self, worker: Worker | None, request: Request) -> int:
+        """Stop claiming, let runs end, hand back what is left, say goodbye; return the exit code."""
+        (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
+        deadline = time.monotonic() + self._drain + AFTER_DRAIN
+        with self._ended_by(deadline - 0.2):
+            # All but the beat: a worker that drains is alive.
+            for loop in self._loops[1:]:
+                loop.stop()
+            written = True
+            if worker is not None:
+                if not worker.drain(self._drain):
+                    logger.warning("after %g s something still runs; it is interrupted", self._drain)
+                written = worker.shutdown(deadline - GOODBYE)
+            self._retire(request.reason)
+            for loop in self._loops:
+                loop.stop()
+                loop.join(0.2)
+        if request.is_recycle and not self._options.once and self._requests.has_signals:
+            self._begin_anew()
+        return FAILED if request.is_failure or not written else DONE
+
+    def _begin_anew(self) -> None:
+        if self._requests.overrides() is not None:
+            return
+        logger.warning("a handler could not be stopped; this process begins anew to be rid of its thread")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command
+
+    @contextlib.contextmanager
+    def _ended_by(self, deadline: float) -> Iterator[None]:
+        """End the process by force when the block takes too long, e.g. because the database does not answer."""
+        if not self._requests.has_signals:
+            # Not a process of ours to end.
+            yield
+            return
+
+        def give_up() -> None:
+            logger.critical("the end took too long; rows that still run here will be rescued")
+            os._exit(FAILED)
+
+        timer = threading.Timer(max(deadline - time.monotonic(), 0.0), give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _beat(self, now: datetime | None = None) -> float:
+        """Beat for both who do: the loop, and rescue before each look."""
+        with self._beating:
+            # A beat after the goodbye would find the row stopped and register anew.
+            if self._liveness is None or self._is_retired:
+                return get_settings().heartbeat_interval
+            return self._liveness.tick(now)
+
+    def _retire(self, reason: str) -> None:
+        liveness = self._liveness
+        if liveness is None:
+            return
+
+        def retire() -> None:
+            try:
+                with self._beating:
+                    self._is_retired = True
+                    liveness.retire(reason)
+            except Error as error:
+                logger.warning("the worker's row could not be closed: %s", one_line(error))
+            finally:
+                connections[self._using].close()
+
+        # In a thread of its own: a database that does not answer must not hold up the end.
+        thread = threading.Thread(target=retire, name="django_jobs goodbye", daemon=True)
+        thread.start()
+        thread.join(GOODBYE / 2)
+
+    def _close_connections(self) -> None:
+        """Let go of what starting needed: this thread only waits from now on."""
+        for connection in connections.all(initialized_only=True):
+            if not connection.in_atomic_block:
+                connection.close()
+
+    def _on_recycle(self, usable: bool) -> None:
+        if not usable:
+            # Every slot is stuck: there is nothing to wait for.
+            self._drain = 0.0
+        self._requests.put(Request(reason="a handler does not stop", is_recycle=True))
+
+    def _on_death(self, what: str, error: BaseException) -> None:
+        self._requests.put(Request(reason=f"{what} died of {type(error).__name__}: {error}", is_failure=True))

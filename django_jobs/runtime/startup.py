@@ -1,0 +1,172 @@
+"""What `runjobs` does before it starts anything: check its options, wait for the database, say what it will do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from django.db import Error, connections
+
+from django_jobs import dispatchers, registry
+from django_jobs.conf import Settings, get_settings
+from django_jobs.exceptions import DefinitionError
+from django_jobs.execution.liveness import package_version
+from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
+from django_jobs.options import queue as checked_queue
+
+ROLES = ("worker", "scheduler", "sweep")
+# Longer than a restart of the database takes, and well within the minute in which a supervisor wants to know.
+PATIENCE = 30.0
+
+
+class UsageError(Exception):
+    """An option or a setting is wrong; the text says which, and the mend."""
+
+
+class DatabaseNotReady(Exception):
+    """The database cannot be reached, or has no tables of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What this process is to do; checked and filled in from the settings."""
+
+    roles: tuple[str, ...]
+    # None is any queue.
+    queues: tuple[str, ...] | None
+    exclude: tuple[str, ...]
+    concurrency: int
+    once: bool
+    max_time: float | None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        roles: Collection[str] = (),
+        queues: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        concurrency: int | None = None,
+        once: bool = False,
+        max_time: float | None = None,
+    ) -> Options:
+        """Check what was asked for; no role named means all of them. Raises UsageError."""
+        settings = get_settings()
+        named = settings.queues if queues is None else tuple(_queue(name, "--queues") for name in queues)
+        if named is not None and not named:
+            raise UsageError("--queues names no queue; give names separated by commas, or leave it out for any queue.")
+        left_out = tuple(_queue(name, "--exclude") for name in exclude)
+        if named is not None and not set(named) - set(left_out):
+            raise UsageError(f"--exclude leaves no queue to serve of {', '.join(named)}.")
+        if concurrency is not None and concurrency < 1:
+            raise UsageError(f"--concurrency is {concurrency}; expected a whole number from 1 up.")
+        if max_time is not None and not 0 < max_time < float("inf"):
+            raise UsageError(f"--max-time is {max_time:g}; expected more than 0 seconds.")
+        return cls(
+            roles=tuple(role for role in ROLES if not roles or role in roles),
+            queues=named,
+            exclude=left_out,
+            concurrency=settings.concurrency if concurrency is None else concurrency,
+            once=once,
+            max_time=max_time,
+        )
+
+    @property
+    def served(self) -> tuple[str, ...] | None:
+        """The queues to serve; None for any but those in `exclude`."""
+        return None if self.queues is None else tuple(name for name in self.queues if name not in self.exclude)
+
+
+def _queue(name: str, option: str) -> str:
+    try:
+        return checked_queue(name.strip())
+    except DefinitionError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def wait_for_database(using: str, say: Callable[[str], None], *, patience: float = PATIENCE) -> None:
+    """Return once the database answers; raise DatabaseNotReady when it did not within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    told = False
+    while True:
+        fault = _try(using, deadline)
+        if fault is None:
+            return
+        if time.monotonic() > deadline - 1:
+            raise DatabaseNotReady(f"The database {using!r} cannot be reached: {fault}")
+        if not told:
+            say(f"waiting for the database {using!r}: {fault}")
+            told = True
+        time.sleep(1)
+
+
+def _try(using: str, deadline: float) -> str | None:
+    """Return what is wrong with the connection, in one line; None when it works."""
+    # In a thread of its own: some drivers wait for minutes inside C when the host does not answer.
+    results: list[BaseException | None] = []
+
+    def connect() -> None:
+        try:
+            with connections[using].cursor() as cursor:
+                cursor.execute("SELECT 1")
+            results.append(None)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            results.append(error)
+        finally:
+            connections[using].close()
+
+    thread = threading.Thread(target=connect, name="django_jobs connect", daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(0.1)
+    if not results:
+        return "no answer"
+    error = results[0]
+    if isinstance(error, Error):
+        return one_line(error)
+    if error is not None:
+        raise error
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error without its line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_tables(using: str) -> None:
+    """Raise DatabaseNotReady when a table of ours is missing."""
+    connection = connections[using]
+    wanted = {model._meta.db_table for model in (JobExecution, JobState, QueueState, Worker, JobStat)}
+    with connection.cursor() as cursor:
+        missing = wanted - set(connection.introspection.table_names(cursor))
+    if missing:
+        command = "manage.py migrate" + ("" if using == "default" else f" --database {using}")
+        raise DatabaseNotReady(f"The database {using!r} has no table {min(missing)}; run {command} first.")
+
+
+def welcome(options: Options, using: str) -> list[str]:
+    """Return the lines that say what this process is about to do."""
+    settings = get_settings()
+    jobs = registry.all_jobs()
+    modes = ", ".join(f"{count} {mode}" for mode, count in sorted(Counter(job.mode for job in jobs).items()))
+    lines = [
+        " ".join(filter(None, ["django_jobs", package_version(), f"on {socket.gethostname()}, pid {os.getpid()}:"]))
+        + f" {', '.join(options.roles)}",
+        f"jobs: {len(jobs)}" + (f" ({modes})" if modes else ""),
+    ]
+    if "worker" in options.roles:
+        queues = "any" if options.queues is None else ", ".join(options.queues)
+        without = f" except {', '.join(options.exclude)}" if options.exclude else ""
+        lines.append(f"queues: {queues}{without}; slots: {options.concurrency}")
+    return [*lines, f"database: {using} ({connections[using].display_name}); {_wake_up(settings)}"]
+
+
+def _wake_up(settings: Settings) -> str:
+    kind = dispatchers.get_dispatcher().kind
+    return f"wake-up: {kind}, and a look every {settings.poll_interval:g} s"
