@@ -78,7 +78,7 @@ def build(job: Job[...], options: PushOptions, payload_json: str, *, now: dateti
         payload=json.loads(payload_json),
         key=options.key or "",
         key_digest=digest,
-        active_key=digest or None,
+        active_key=digest,
         organization_id=options.organization_id,
         max_attempts=job.max_attempts,
         scheduled_at=options.due(now) or now,
@@ -147,8 +147,9 @@ def _wait_for_other_commit(pairs: Sequence[tuple[Job[...], JobExecution]], conne
         return False
     for _job, row in pairs:
         if row.active_key is not None:
+            what = f"key={row.key!r}" if row.key else 'overlap="skip"'
             raise DefinitionError(
-                f"{row.job_name}: key={row.key!r} is refused inside a transaction on the database {other.alias!r}: the "
+                f"{row.job_name}: {what} is refused inside a transaction on the database {other.alias!r}: the "
                 "executions are in another one, so the row is written after that commit, too late to say whether the "
                 f"key is taken. Push after the block, or open a transaction on {connection.alias!r} as well."
             )
