@@ -35,6 +35,8 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     signals.connect_logging()
     with caplog.at_level(logging.INFO, "django_jobs"):
         yield caplog
+    for signal, receiver in ((job_succeeded, "success"), (job_failed, "failure"), (signals.job_cancelled, "cancel")):
+        signal.disconnect(dispatch_uid=f"django_jobs.log_{receiver}")
 
 
 class TestEmit:
