@@ -15,12 +15,11 @@ from django_jobs.checks import check_character_set
 from django_jobs.models import JobExecution, jobs_alias
 
 
-def found(prefix: str = "django_jobs.") -> dict[str, list[checks.CheckMessage]]:
-    """What `manage.py check` says about django_jobs, by id."""
+def found() -> dict[str, list[checks.CheckMessage]]:
+    """What `manage.py check --tag django_jobs` says, by id."""
     messages: dict[str, list[checks.CheckMessage]] = {}
-    for message in checks.run_checks():
-        if str(message.id).startswith(prefix):
-            messages.setdefault(str(message.id), []).append(message)
+    for message in checks.run_checks(tags=["django_jobs"]):
+        messages.setdefault(str(message.id), []).append(message)
     return messages
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -45,14 +45,23 @@ COLUMNS = (
 )
 
 
+# No index serves some filters: they look at the newest rows of the asked status, however large the table.
+WINDOW = 50_000
+
+
 class ExecutionChangeList(ChangeList):
     """Newest first, by the primary key: the ids are ordered by time."""
+
+    # Did a filter look at the newest rows only?
+    is_cut = False
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["-id"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
-        return super().get_queryset(request, exclude_parameters).only(*COLUMNS)
+        rows = super().get_queryset(request, exclude_parameters)
+        self.is_cut = any(getattr(spec, "is_cut", False) for spec in self.filter_specs)
+        return rows.only(*COLUMNS)
 
 
 class _ValueFilter(admin.SimpleListFilter):
@@ -73,6 +82,21 @@ class _ValueFilter(admin.SimpleListFilter):
         return queryset.none() if "\0" in value else queryset.filter(**{str(self.parameter_name): value})
 
 
+class _WindowFilter(_ValueFilter):
+    """A filter for a column that no index serves."""
+
+    is_cut = False
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if self.value() is not None and not request.GET.get(SEARCH_VAR):
+            rows = of_status(JobExecution.objects.using(queryset.db), request.GET.get("status"))
+            edge = rows.order_by("-pk").values_list("pk", flat=True)[WINDOW : WINDOW + 1].first()
+            if edge is not None:
+                self.is_cut = True
+                queryset = queryset.filter(pk__gt=edge)
+        return super().queryset(request, queryset)
+
+
 class StatusFilter(admin.SimpleListFilter):
     """Where a row stands; parked rows can be asked for by themselves."""
 
@@ -83,12 +107,16 @@ class StatusFilter(admin.SimpleListFilter):
         return [*Status.choices, ("parked", _("parked"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        value = self.value()
-        if value == "parked":
-            return queryset.parked()
-        if value is None:
-            return queryset
-        return queryset.filter(status=value) if value in Status.values else queryset.none()
+        return of_status(queryset, self.value())
+
+
+def of_status(rows: ExecutionQuerySet, value: str | None) -> ExecutionQuerySet:
+    """Return the rows with this value of the status filter; all of them for None."""
+    if value is None:
+        return rows
+    if value == "parked":
+        return rows.parked()
+    return rows.filter(status=value) if value in Status.values else rows.none()
 
 
 class JobFilter(_ValueFilter):
@@ -101,7 +129,7 @@ class JobFilter(_ValueFilter):
         return (job.name for job in registry.all_jobs())
 
 
-class QueueFilter(_ValueFilter):
+class QueueFilter(_WindowFilter):
     """The queues that jobs or the settings name."""
 
     title = gettext_lazy("queue")
@@ -111,7 +139,7 @@ class QueueFilter(_ValueFilter):
         return {"default", *(job.queue for job in registry.all_jobs()), *(get_settings().queues or ())}
 
 
-class OrganizationFilter(_ValueFilter):
+class OrganizationFilter(_WindowFilter):
     """Only on request of the address: organizations are the project's, and may be thousands."""
 
     title = gettext_lazy("organization")

@@ -148,6 +148,19 @@ def test_parked_rows_can_be_asked_for(admin: Admin) -> None:
     assert ids_shown(admin.list(status="parked")) == [row.pk]
 
 
+def test_filters_without_an_index_look_at_the_newest_rows_and_say_so(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, *_rest = [JobExecutionFactory(queue="mail", failed=True), *(JobExecutionFactory() for _ in range(3))]
+    row = JobExecutionFactory(queue="mail")
+    monkeypatch.setattr(listing, "WINDOW", 3)
+
+    assert ids_shown(admin.list(queue="mail")) == [row.pk]
+    assert "found among the newest" in read(admin.list(queue="mail")).words
+    assert ids_shown(admin.list(queue="mail", status="error")) == [old.pk]
+    assert "found among" not in read(admin.list(queue="mail", status="error")).words
+
+
 @pytest.mark.parametrize("name", ["status", "job_name", "queue", "organization_id"])
 def test_a_filter_takes_any_value(admin: Admin, name: str) -> None:
     JobExecutionFactory()
