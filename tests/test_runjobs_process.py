@@ -1,0 +1,40 @@
+"""A real `runjobs` process: it registers itself, runs what was pushed, and ends when asked."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from django_jobs.models import JobExecution, Worker
+from django_jobs.states import Status
+from tests.acc import jobs
+from tests.support import Ledger, Runjobs, assert_consistent, wait_for
+
+pytestmark = pytest.mark.subprocess
+
+
+def test_a_process_runs_what_is_pushed_and_ends_with_zero_when_asked(
+    runjobs: Callable[..., Runjobs], ledger: Ledger
+) -> None:
+    before = jobs.mark.push(tag="before it started")
+    process = runjobs().wait_ready()
+    after = jobs.mark.push(tag="while it runs")
+    wait_for(lambda: JobExecution.objects.filter(status=Status.OK).count() == 2, 20, "both rows are ok")
+    assert process.stop() == 0, process.output
+    assert [entry.tag for entry in ledger.ends(before.pk)] == ["before it started"]
+    assert {entry.pid for entry in ledger.starts(after.pk)} == {process.pid}
+    assert Worker.objects.get(pid=process.pid).stopped_at is not None
+    assert_consistent()
+
+
+def test_a_killed_process_is_reaped_and_leaves_its_row_running(runjobs: Callable[..., Runjobs], ledger: Ledger) -> None:
+    process = runjobs().wait_ready()
+    row = jobs.slow.push(s=30)
+    wait_for(lambda: ledger.starts(row.pk), 20, "the handler began")
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    row.refresh_from_db()
+    assert row.status == Status.RUNNING
+    assert ledger.ends(row.pk) == []
