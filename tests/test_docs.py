@@ -214,6 +214,14 @@ def test_the_table_of_flags_is_what_runjobs_takes() -> None:
     assert table == own
 
 
+def test_the_table_of_exit_codes_is_that_of_the_command() -> None:
+    from django_jobs.management.commands import runjobs
+
+    told = re.findall(r"^- ([\d, ]+):", runjobs.__doc__ or "", re.MULTILINE)
+    table = [row[0].replace("`", "") for row in rows("docs/reference/runjobs.md", "## Exit codes")]
+    assert table == told
+
+
 def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     defined = set(re.findall(r"^\s*(?:async )?def (test_\w+)", sources, re.MULTILINE))

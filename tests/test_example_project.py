@@ -128,6 +128,18 @@ def test_a_worker_sends_the_receipt_books_the_goods_and_tells_the_warehouse(shop
     assert "Subject: Votre commande 1" in receipt.read_text()
 
 
+def test_the_shelf_is_filled_up_by_the_clock(shop: Shop) -> None:
+    kind = shop.ask("""
+        from shop.jobs import restock
+        Product.objects.update(stock=2)
+        restock.trigger(by="the test")
+        answer = restock.kind
+    """)
+    assert kind == "cron"
+    shop.manage("runjobs", "--once")
+    assert shop.ask("answer = Product.objects.get().stock") == 12
+
+
 def test_the_pages_answer_and_hold_no_inline_script_or_style(shop: Shop) -> None:
     shop.ask(f"answer = {ORDER}.status_code")
     pages = shop.ask("""

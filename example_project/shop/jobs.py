@@ -77,6 +77,13 @@ def resize_image(product_id: int) -> None:
     artwork.save_thumbnail(product)
 
 
+@job(cron="*/2 * * * *")
+def restock() -> None:
+    """Fill up what has run low, every two minutes."""
+    filled = Product.objects.filter(stock__lt=3).update(stock=F("stock") + 10)
+    logger.info("%s products filled up", filled)
+
+
 @job(timeout=120)
 def stock_take(ctx: JobContext, seconds: int = 40) -> None:
     """Count every shelf, slowly: watch its progress in the admin, and cancel it."""
