@@ -77,8 +77,15 @@ def claim(
     alive_since = rows.instant(now - timedelta(seconds=lost_after), connection)
     chosen = [queue, *names, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
     changed = [moment, moment, worker]
+    written = {
+        "status": Status.RUNNING,
+        "worker_id": worker_id,
+        "started_at": now,
+        "updated_at": now,
+        "completed_at": None,
+    }
     if connection.vendor == "mysql":
-        return _claim_in_two_steps(connection, best, chosen, changed, now, worker_id)
+        return _claim_in_two_steps(connection, best, chosen, changed, written)
     if connection.vendor == "postgresql":
         # MATERIALIZED: inlined, the subquery may run more than once and lock more rows than the limit.
         statement = (
@@ -95,7 +102,7 @@ def claim(
         parameters = [*changed, *chosen]
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
-        claimed = rows.executions(cursor.fetchall(), connection)
+        claimed = rows.executions(cursor.fetchall(), connection, **written)
     # RETURNING promises no order.
     claimed.sort(key=lambda row: (row.rank, row.scheduled_at, row.pk))
     return claimed
@@ -107,12 +114,12 @@ _CLAIMED = (
 
 
 def _claim_in_two_steps(
-    connection: Any, best: str, chosen: list[Any], changed: list[Any], now: datetime, worker_id: UUID
+    connection: Any, best: str, chosen: list[Any], changed: list[Any], written: dict[str, Any]
 ) -> list[JobExecution]:
     # MariaDB and MySQL have no UPDATE … RETURNING: lock and read, then write, in one short transaction.
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
         cursor.execute(f"SELECT {rows.columns(connection)} {best} FOR UPDATE SKIP LOCKED", chosen)
-        claimed = rows.executions(cursor.fetchall(), connection)
+        claimed = rows.executions(cursor.fetchall(), connection, **written)
         if not claimed:
             return []
         ids = [rows.identity(row.pk, connection) for row in claimed]
@@ -121,8 +128,7 @@ def _claim_in_two_steps(
             f"UPDATE {rows.TABLE} SET {_CLAIMED} WHERE id IN ({marks}) AND status = 'pending'", [*changed, *ids]
         )
     for row in claimed:
-        row.run_no, row.attempt, row.worker_id = row.run_no + 1, row.attempt + 1, worker_id
-        row.started_at, row.updated_at, row.status = now, now, Status.RUNNING
+        row.run_no, row.attempt = row.run_no + 1, row.attempt + 1
     return claimed
 
 

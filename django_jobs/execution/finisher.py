@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -31,13 +31,18 @@ TRIM_EVERY = 1.0
 UNSTORABLE = "The outcome could not be stored; see the log of the worker."
 
 
-def ending_of(run: Run, now: datetime) -> Ending | None:
-    """Return the row's new state for a run's outcome; None when the row is not this run's any more."""
+def ending_of(run: Run, now: datetime, *, surplus: bool = False) -> Ending | None:
+    """Return the row's new state for a run's outcome; None when the row is not this run's any more.
+
+    `surplus`: so many newer successes of the job are there that this one would not be kept.
+    """
     row, job, outcome = run.execution, run.job, run.outcome
+    if isinstance(outcome, Ok) and (surplus or job.retention(Status.OK) == 0):
+        return transitions.succeed(row, drop=True)
     detail = {"logs": run.log_entries(), "progress": run.progress}
     match outcome:
         case Ok(result=result):
-            return transitions.succeed(row, result=result, drop=job.retention(Status.OK) == 0, **detail)
+            return transitions.succeed(row, result=result, **detail)
         case Failed(message=message, error=entry, fingerprint=fingerprint, delay=None):
             drop = job.retention(Status.ERROR) == 0
             return transitions.fail(row, error=message, entry=entry, fingerprint=fingerprint, drop=drop, **detail)
@@ -186,13 +191,13 @@ class Finisher:
         self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk)) in FINAL})
 
     def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> dict[UUID, Status]:
+        surplus = _surplus(batch)
         endings = {
             run.execution.pk: ending
             for run in batch
-            if not run.recorded and (ending := ending_of(run, now)) is not None
+            if not run.recorded and (ending := ending_of(run, now, surplus=run in surplus)) is not None
         }
         recorded = {run.execution.pk: Status.OK for run in batch if run.recorded}
-        self._drop_surplus(batch, endings)
         moved = transitions.finish(list(endings.values()), now=now, using=self._using) if endings else {}
         if after_loss and (missing := [e for pk, e in endings.items() if pk not in moved]):
             moved |= self._settled(missing, now)
@@ -214,18 +219,6 @@ class Finisher:
             elif row is not None and row.run_no == ending.run_no and row.updated_at == now:
                 settled[ending.execution_id] = Status(row.status)
         return settled
-
-    def _drop_surplus(self, batch: Sequence[Run], endings: dict[UUID, Ending]) -> None:
-        """Delete, instead of updating, the successes of this batch that newer ones of it push out at once."""
-        successes = Counter(run.job.name for run in batch if isinstance(run.outcome, Ok))
-        for run in batch:
-            ending = endings.get(run.execution.pk)
-            if ending is None or ending.status is not Status.OK:
-                continue
-            keep = run.job.retention(Status.OK)
-            if keep is not None and successes[run.job.name] > keep:
-                successes[run.job.name] -= 1
-                endings[run.execution.pk] = transitions.succeed(run.execution, drop=True)
 
     def _split(self, batch: list[Run], error: Exception | None) -> None:
         """Find the row the database refuses by halving; a lone one is written with less and less of its detail."""
@@ -278,6 +271,20 @@ class Finisher:
                 retention.trim(name, status, keep, max_age, now=now, using=self._using)
             except DatabaseError as error:
                 logger.debug("old executions of %s were not trimmed: %s", name, error)
+
+
+def _surplus(batch: Sequence[Run]) -> set[Run]:
+    """Return the successes of a batch that newer ones of it push out at once: deleted, they cost less than updated."""
+    successes: dict[str, list[Run]] = {}
+    for run in batch:
+        if isinstance(run.outcome, Ok) and not run.recorded:
+            successes.setdefault(run.job.name, []).append(run)
+    surplus: set[Run] = set()
+    for runs in successes.values():
+        keep = runs[0].job.retention(Status.OK)
+        if keep is not None and len(runs) > keep:
+            surplus.update(runs[: len(runs) - keep])
+    return surplus
 
 
 def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
