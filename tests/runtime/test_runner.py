@@ -1,0 +1,375 @@
+"""The parts of runjobs around the ticks: options, start-up, requests to end, the console, --once, the end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from django_jobs import clock
+from django_jobs.models import JobExecution, JobState, Worker
+from django_jobs.runtime import runner as module
+from django_jobs.runtime import startup
+from django_jobs.runtime.console import console
+from django_jobs.runtime.requests import Request, Requests, StopNow
+from django_jobs.runtime.runner import DONE, FAILED, Runner
+from django_jobs.runtime.stage import Stage
+from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError
+from django_jobs.states import Status
+from tests.acc import jobs
+from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
+from tests.runtime.support import in_thread, statuses
+from tests.support import Ledger, wait_for
+
+
+def once(**options: Any) -> int:
+    return Runner(Options.of(once=True, **options)).run()
+
+
+class TestOptions:
+    def test_no_role_is_all_of_them(self) -> None:
+        assert Options.of().roles == ("worker", "scheduler", "sweep")
+        assert Options.of(roles=["sweep", "worker"]).roles == ("worker", "sweep")
+
+    def test_what_is_not_given_comes_from_the_settings(self, settings: Any) -> None:
+        settings.DJANGO_JOBS = {"QUEUES": ["a", "b"], "CONCURRENCY": 3}
+        options = Options.of()
+        assert (options.queues, options.concurrency) == (("a", "b"), 3)
+        options = Options.of(queues=["c"], concurrency=7)
+        assert (options.queues, options.concurrency) == (("c",), 7)
+
+    def test_excluded_queues_are_not_served(self) -> None:
+        assert Options.of(queues=["a", "b"], exclude=["b"]).served == ("a",)
+        assert Options.of(exclude=["b"]).served is None
+
+    @pytest.mark.parametrize(
+        ("wrong", "part"),
+        [
+            ({"queues": ["a b"]}, "--queues"),
+            ({"queues": ["x" * 101]}, "--queues"),
+            ({"queues": []}, "--queues"),
+            ({"exclude": ["é"]}, "--exclude"),
+            ({"queues": ["a"], "exclude": ["a"]}, "--exclude"),
+            ({"concurrency": 0}, "--concurrency"),
+            ({"max_time": -1.0}, "--max-time"),
+            ({"max_time": float("nan")}, "--max-time"),
+        ],
+    )
+    def test_a_wrong_option_is_refused_by_name(self, wrong: dict[str, Any], part: str) -> None:
+        with pytest.raises(UsageError, match=part):
+            Options.of(**wrong)
+
+
+class TestStartup:
+    @pytest.fixture
+    def unreachable(self, monkeypatch: Any) -> Iterator[None]:
+        from django.db import OperationalError
+        from django.db.backends.base.base import BaseDatabaseWrapper
+
+        def refuse(self: Any) -> None:
+            raise OperationalError("connection refused\n\tIs the server running?")
+
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", refuse)
+        return
+
+    def test_a_database_that_does_not_answer_is_given_up_on(self, unreachable: None) -> None:
+        """C22. If the database cannot be reached at start, the process waits for ever. Source: django-q2#201."""
+        said: list[str] = []
+        began = time.monotonic()
+        with pytest.raises(DatabaseNotReady, match="'default' cannot be reached: connection refused Is the server"):
+            startup.wait_for_database("default", said.append, patience=1.5)
+        assert time.monotonic() - began < 3
+        assert len(said) == 1
+        assert startup.PATIENCE < 55
+
+    def test_a_driver_that_hangs_is_given_up_on(self, monkeypatch: Any) -> None:
+        from django.db.backends.base.base import BaseDatabaseWrapper
+
+        release = threading.Event()
+        monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", lambda self: release.wait(10))
+        with pytest.raises(DatabaseNotReady, match="no answer"):
+            startup.wait_for_database("default", lambda line: None, patience=0.3)
+        release.set()
+
+    def test_a_missing_table_is_named_at_once(self, transactional_db: None, monkeypatch: Any) -> None:
+        monkeypatch.setattr(Worker._meta, "db_table", "django_jobs_not_migrated")
+        with pytest.raises(DatabaseNotReady, match=r"no table django_jobs_not_migrated; run manage\.py migrate first"):
+            startup.check_tables("default")
+
+    def test_the_text_says_how_many_jobs_run_in_which_mode(self) -> None:
+        """P49: start says how many jobs run in which mode."""
+        from django_jobs import job, registry
+
+        with registry.isolated(empty=True):
+
+            @job(name="acc.one", cron="0 3 * * *")
+            def one() -> None: ...
+
+            @job(name="acc.two")
+            def two() -> None: ...
+
+            @job(name="acc.three")
+            def three() -> None: ...
+
+            text = "\n".join(startup.welcome(Options.of(queues=["a", "b"], exclude=["b"], concurrency=4), "default"))
+        assert "jobs: 3 (1 cron, 2 database)" in text
+        assert "queues: a, b except b; slots: 4" in text
+        assert connections["default"].display_name in text
+
+    def test_no_password_is_shown(self, monkeypatch: Any) -> None:
+        monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "sesame")
+        assert "sesame" not in "\n".join(startup.welcome(Options.of(), "default"))
+
+
+class TestRequests:
+    def test_the_first_request_counts(self) -> None:
+        requests = Requests()
+        assert requests.wait(0) is None
+        requests.put(Request(reason="a"))
+        requests.put(Request(reason="b", is_failure=True))
+        assert requests.wait(0) == requests.wait(None) == Request(reason="a")
+        assert requests.overrides() == Request(reason="b", is_failure=True)
+        assert requests.overrides() is None
+
+    def test_a_signal_wakes_a_wait_without_end(self) -> None:
+        requests = Requests()
+        requests.is_starting = False
+        with requests.signals():
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            request = requests.wait(None)
+        assert request == Request(reason="SIGTERM")
+
+    def test_a_signal_during_the_start_ends_it_at_once(self) -> None:
+        requests = Requests()
+        with requests.signals(), pytest.raises(StopNow):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(10)
+
+    def test_a_second_signal_ends_the_process_at_once(self, monkeypatch: Any) -> None:
+        codes: list[int] = []
+        monkeypatch.setattr(os, "_exit", codes.append)
+        requests = Requests()
+        requests.is_starting = False
+        with requests.signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert codes == [130]
+
+    def test_the_handlers_of_before_come_back(self) -> None:
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        with Requests().signals():
+            assert signal.getsignal(signal.SIGTERM) not in before
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+    def test_another_thread_takes_no_signals(self) -> None:
+        requests = Requests()
+
+        def enter() -> bool:
+            with requests.signals():
+                return requests.has_signals
+
+        assert in_thread(enter) is False
+
+
+class TestConsole:
+    @staticmethod
+    def bare(monkeypatch: Any) -> None:
+        """Take away the handlers of pytest, which it adds when the test itself begins."""
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        monkeypatch.setattr(logging.getLogger("django_jobs"), "handlers", [])
+
+    @pytest.mark.parametrize(("verbosity", "shown"), [(0, ["warning"]), (1, ["info", "warning"])])
+    def test_our_lines_are_shown(self, verbosity: int, shown: list[str], monkeypatch: Any) -> None:
+        self.bare(monkeypatch)
+        stream = io.StringIO()
+        with console(stream, verbosity):
+            logging.getLogger("django_jobs.runs").info("info")
+            logging.getLogger("django_jobs.runs").warning("warning")
+        assert [line.split()[-1] for line in stream.getvalue().splitlines()] == shown
+
+    def test_everything_is_as_before_afterwards_and_the_root_is_untouched(self, monkeypatch: Any) -> None:
+        self.bare(monkeypatch)
+        ours, root = logging.getLogger("django_jobs"), logging.getLogger()
+        before = (root.level, list(root.handlers))
+        with console(io.StringIO(), 1):
+            assert (root.level, root.handlers) == before
+        assert (ours.handlers, ours.level) == ([], logging.NOTSET)
+
+    @pytest.mark.parametrize("name", ["django_jobs", ""])
+    def test_a_project_that_handles_the_lines_is_left_alone(self, name: str, monkeypatch: Any) -> None:
+        self.bare(monkeypatch)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.NullHandler()])
+        stream = io.StringIO()
+        with console(stream, 1):
+            logging.getLogger("django_jobs.runs").warning("warning")
+        assert stream.getvalue() == ""
+
+
+@pytest.mark.django_db(transaction=True)
+class TestOnce:
+    def test_it_runs_what_is_due_and_ends(self, ledger: Ledger) -> None:
+        now = clock.now("default")
+        rows = [jobs.mark.push(tag=str(number)) for number in range(25)]
+        failed = jobs.boom_retry.push()
+        due = JobExecutionFactory(scheduled=True, now=now, scheduled_at=now - timedelta(seconds=1))
+        later = jobs.mark.using(delay=60).push()
+        assert once() == DONE
+        assert statuses() == {
+            **dict.fromkeys((row.pk for row in rows), Status.OK),
+            failed.pk: Status.ERROR,
+            due.pk: Status.OK,
+            later.pk: Status.SCHEDULED,
+        }
+        assert len(ledger.starts()) == 25 + 3 + 1
+        worker = Worker.objects.get()
+        assert worker.stopped_at is not None
+        assert worker.stop_reason == "nothing is left to do"
+
+    def test_it_works_outside_the_main_thread(self, ledger: Ledger) -> None:
+        row = jobs.mark.push()
+        assert in_thread(once) == DONE
+        assert statuses() == {row.pk: Status.OK}
+
+    def test_the_time_ends_it(self) -> None:
+        row = jobs.slow.push(s=30.0, heed=True)
+        began = time.monotonic()
+        assert once(max_time=0.5) == DONE
+        assert time.monotonic() - began < 15
+        assert statuses()[row.pk] != Status.RUNNING
+
+    @pytest.fixture(autouse=True)
+    def _short_end(self, settings: Any) -> None:
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 0.5, "INTERRUPT_GRACE": 0.5}
+
+    def test_it_fires_due_ticks_and_runs_them(self, ledger: Ledger) -> None:
+        from django_jobs import job, registry
+
+        with registry.isolated():
+
+            @job(name="acc.cron", cron="* * * * *", misfire_grace=3600)
+            def cron() -> None: ...
+
+            assert once() == DONE
+            assert JobExecution.objects.count() == 0
+            JobState.objects.update(last_tick_at=clock.now("default") - timedelta(minutes=2))
+            assert once() == DONE
+        assert set(JobExecution.objects.values_list("job_name", "status")) == {("acc.cron", Status.OK)}
+
+    def test_it_rescues_at_its_second_call(self, settings: Any, ledger: Ledger) -> None:
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "HEARTBEAT_INTERVAL": 0.2, "WORKER_LOST_AFTER": 1}
+        worker = WorkerFactory(dead=True)
+        row = JobExecutionFactory(running=True, worker=worker, job_name="acc.mark_retry", max_attempts=3)
+        assert once() == DONE
+        assert statuses() == {row.pk: Status.RUNNING}
+        time.sleep(0.5)
+        assert once() == DONE
+        assert statuses() == {row.pk: Status.OK}
+
+    def test_rows_of_paused_jobs_and_unserved_queues_do_not_keep_it(self) -> None:
+        paused, elsewhere = jobs.mark.push(), jobs.slow.using(queue="mail").push()
+        JobStateFactory(paused=True)
+        assert once(exclude=["mail"]) == DONE
+        assert statuses() == {paused.pk: Status.SCHEDULED, elsewhere.pk: Status.PENDING}
+
+    def test_without_the_worker_role_nothing_runs(self) -> None:
+        row = jobs.mark.push()
+        assert once(roles=["scheduler", "sweep"]) == DONE
+        assert statuses() == {row.pk: Status.PENDING}
+
+    def test_an_error_is_told_by_the_exit_code(self, monkeypatch: Any) -> None:
+        def fail(self: Any, now: Any = None) -> float:
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(module.Parts, "ticks", lambda self: {})
+        monkeypatch.setattr("django_jobs.runtime.scheduler.Scheduler.tick", fail)
+        assert once() == FAILED
+        assert Worker.objects.get().stopped_at is not None
+
+
+@pytest.mark.django_db(transaction=True)
+class TestRun:
+    @pytest.fixture(autouse=True)
+    def _short(self, settings: Any) -> None:
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 1, "INTERRUPT_GRACE": 0.5}
+
+    def test_it_runs_until_it_is_stopped(self, ledger: Ledger) -> None:
+        runner = Runner(Options.of())
+        results: list[int] = []
+        thread = threading.Thread(target=lambda: results.append(in_thread(runner.run)))
+        thread.start()
+        wait_for(Worker.objects.exists, 10, "the worker is registered")
+        row = jobs.mark.push()
+        wait_for(lambda: statuses()[row.pk] == Status.OK, 10, "the row ran")
+        runner.stop("enough")
+        thread.join(10)
+        assert results == [DONE]
+        assert list(Worker.objects.values_list("stop_reason", flat=True)) == ["enough"]
+
+    def test_a_thread_that_dies_ends_the_process_with_a_failure(self, monkeypatch: Any) -> None:
+        """Exit 0 is for a requested stop only."""
+        ticks = 0
+
+        def die(self: Stage, now: Any = None) -> float:
+            nonlocal ticks
+            ticks += 1
+            if ticks > 1:
+                raise SystemExit("dead")
+            return 0.1
+
+        monkeypatch.setattr(Stage, "tick", die)
+        assert in_thread(Runner(Options.of(max_time=20)).run) == FAILED
+        assert "stage thread died" in Worker.objects.get().stop_reason
+
+    def test_the_time_ends_it(self) -> None:
+        assert in_thread(Runner(Options.of(max_time=0.3)).run) == DONE
+        assert Worker.objects.get().stop_reason == "0.3 s are over"
+
+    def test_a_handler_that_does_not_stop_makes_the_process_begin_anew(self, monkeypatch: Any) -> None:
+        started: list[list[str]] = []
+        monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
+        runner = Runner(Options.of(max_time=20))
+        threading.Timer(0.5, runner._on_recycle, (True,)).start()
+        assert runner.run() == DONE
+        (arguments,) = started
+        assert len(arguments) == len(__import__("sys").orig_argv)
+        assert Worker.objects.get().stopped_at is not None
+
+    def test_a_stop_that_comes_while_beginning_anew_wins(self, monkeypatch: Any) -> None:
+        started: list[Any] = []
+        monkeypatch.setattr(os, "execv", lambda *args: started.append(args))
+        runner = Runner(Options.of(max_time=20))
+        runner._on_recycle(True)
+        runner.stop()
+        assert runner.run() == DONE
+        assert started == []
+
+    def test_no_beat_comes_after_the_goodbye(self) -> None:
+        runner = Runner(Options.of(max_time=0.2))
+        assert in_thread(runner.run) == DONE
+        runner._beat()
+        assert Worker.objects.filter(stopped_at=None).count() == 0
+
+    def test_roles_have_the_parts_they_need(self) -> None:
+        def parts(*roles: str) -> set[str]:
+            return set(
+                module.Parts.make(
+                    Options.of(roles=roles),
+                    using="default",
+                    beat=lambda now=None: 1.0,
+                    on_recycle=print,
+                    on_death=print,
+                ).ticks()
+            )
+
+        assert parts("worker") == {"stage", "rescue"}
+        assert parts("scheduler") == {"stage", "rescue", "scheduler"}
+        assert parts("sweep") == {"stage", "rescue", "sweep", "trim"}
