@@ -16,8 +16,9 @@ SILENCE = timedelta(minutes=2)
 def outages() -> list[str]:
     """Return a sentence for each role that no process has filled for two minutes, with the mend; one query."""
     using = jobs_alias()
-    alive = Worker.objects.using(using).fresh(clock.now(using), SILENCE.total_seconds())
-    roles = {role for listed in alive.values_list("roles", flat=True) for role in listed}
+    # Also those that have stopped since: `runjobs --once`, called each minute, is a service that works.
+    seen = Worker.objects.using(using).filter(heartbeat_at__gt=clock.now(using) - SILENCE)
+    roles = {role for listed in seen.values_list("roles", flat=True) for role in listed}
     found = []
     if "worker" not in roles:
         found.append(_("No worker has been seen for two minutes, so no job runs. Start one: manage.py runjobs"))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
     """Look at executions; cancel, retry, copy and start them."""
 
-    list_display = ("state", "job", "short_key", "tries", "age", "took", "queue_name", "priority_word", "who")
+    list_display = ("state", "job", "tries", "age", "took", "queue_name", "priority_word", "who", "short_key")
     list_display_links = ("state", "job")
     list_filter = listing.FILTERS
     search_fields = ("key",)

@@ -23,6 +23,8 @@ PRIORITIES = {
     50: gettext_lazy("high"),
     100: gettext_lazy("critical"),
 }
+# A reason that is not here is shown as it is.
+PARKED = {"paused": gettext_lazy("paused"), "unknown": gettext_lazy("no worker knows the job")}
 
 
 def badge(execution: JobExecution, now: datetime) -> SafeString:
@@ -31,7 +33,11 @@ def badge(execution: JobExecution, now: datetime) -> SafeString:
     if execution.is_cancelling:
         kind, word = "cancelling", pgettext("status", "cancelling")
     elif execution.status == Status.SCHEDULED and execution.parked_reason:
-        kind, word, note = "parked", pgettext("status", "parked"), execution.parked_reason
+        kind, word, note = (
+            "parked",
+            pgettext("status", "parked"),
+            str(PARKED.get(execution.parked_reason, execution.parked_reason)),
+        )
     elif execution.status == Status.SCHEDULED:
         left = execution.scheduled_at - now
         note = _("in %(time)s") % {"time": short_duration(left)} if left > timedelta(0) else _("due")

@@ -24,7 +24,7 @@ def as_user(db: None) -> Callable[..., Admin]:
             user = get_user_model().objects.create_user(name, is_staff=True)
             codes = [f"{permission}_jobexecution" for permission in permissions] + ["view_worker"] * worker
             user.user_permissions.set(Permission.objects.filter(codename__in=codes))
-        client = Client()
+        client = Client(headers={"accept-language": "en"})
         client.force_login(user)
         return Admin(client, user)
 

@@ -53,7 +53,6 @@ def test_with_a_process_of_all_roles_there_is_no_banner(admin: Admin, url: str) 
     [
         ({"roles": ["worker"]}, [NO_SCHEDULER]),
         ({"roles": ["scheduler", "sweep"]}, [NO_WORKER]),
-        ({"stopped": True}, [NO_WORKER, NO_SCHEDULER]),
         ({"dead": True}, [NO_WORKER, NO_SCHEDULER]),
     ],
 )
@@ -70,6 +69,12 @@ def test_a_process_is_missed_after_two_minutes(admin: Admin, age: float, is_miss
     WorkerFactory(heartbeat_at=ago(seconds=age))
 
     assert (NO_WORKER in read(admin.list()).words) is is_missed
+
+
+def test_a_process_that_ended_a_moment_ago_is_not_missed_yet(admin: Admin) -> None:
+    WorkerFactory(stopped=True)
+
+    assert "Start one" not in read(admin.list()).words
 
 
 def test_without_cron_jobs_no_scheduler_is_missed(admin: Admin) -> None:
