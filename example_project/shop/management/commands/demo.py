@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # `runjobs` drains and hands back within 27 s; what is still there after that is ended.
 PATIENCE = 30.0
@@ -24,7 +26,8 @@ WELCOME = """
   1. Order something and watch its jobs on the order's page.
   2. There, press "Call the flaky webhook": it fails twice, then works.
   3. On the first page, start a stock take; watch and cancel it in the admin.
-  4. The receipts are files in {mail}.
+  4. In the admin's list of executions, look at the shop.resize_image that fails, and retry it.
+  5. The receipts are files in {mail}.
 
   Ctrl-C ends both processes.
 """
@@ -55,9 +58,11 @@ class Command(BaseCommand):
         try:
             children["runserver"] = self._start("runserver", f"127.0.0.1:{port}", "--noreload", "--skip-checks")
             children["runjobs"] = self._start("runjobs")
+            # The children have much to say when they start; this is to stand below it.
+            self._wait(children, until=lambda: _answers(port))
             login = "login: admin, password: admin" if settings.DEBUG else ""
-            self.stdout.write(WELCOME.format(port=port, login=login, mail=os.path.relpath(settings.EMAIL_FILE_PATH)))
-            self._wait(children)
+            self.stdout.write(WELCOME.format(port=port, login=login, mail=settings.EMAIL_FILE_PATH))
+            self._wait(children, until=lambda: False)
         except StopDemoError:
             self.stdout.write("Stopping ...")
         finally:
@@ -76,8 +81,8 @@ class Command(BaseCommand):
         # second signal would make runjobs end without draining.
         return subprocess.Popen([sys.executable, sys.argv[0], *arguments], start_new_session=True)  # noqa: S603
 
-    def _wait(self, children: dict[str, subprocess.Popen[bytes]]) -> None:
-        while True:
+    def _wait(self, children: dict[str, subprocess.Popen[bytes]], *, until: Callable[[], bool]) -> None:
+        while not until():
             for name, child in children.items():
                 if child.poll() is not None:
                     raise CommandError(f"{name} ended by itself with code {child.returncode}; see its lines above.")
@@ -98,3 +103,8 @@ class Command(BaseCommand):
 
     def _stop(self, number: int, frame: object) -> None:
         raise StopDemoError
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
