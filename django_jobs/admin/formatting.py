@@ -33,11 +33,8 @@ def badge(execution: JobExecution, now: datetime) -> SafeString:
     if execution.is_cancelling:
         kind, word = "cancelling", pgettext("status", "cancelling")
     elif execution.status == Status.SCHEDULED and execution.parked_reason:
-        kind, word, note = (
-            "parked",
-            pgettext("status", "parked"),
-            str(PARKED.get(execution.parked_reason, execution.parked_reason)),
-        )
+        kind, word = "parked", pgettext("status", "parked")
+        note = str(PARKED.get(execution.parked_reason, execution.parked_reason))
     elif execution.status == Status.SCHEDULED:
         left = execution.scheduled_at - now
         note = _("in %(time)s") % {"time": short_duration(left)} if left > timedelta(0) else _("due")

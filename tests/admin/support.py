@@ -58,6 +58,10 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append((tag, dict(attrs)))
 
+    def handle_endtag(self, tag: str) -> None:
+        # Cells stand beside each other without white space between them.
+        self.text += " " if tag in {"td", "th"} else ""
+
     def handle_data(self, data: str) -> None:
         self.text += data
 
