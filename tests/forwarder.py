@@ -1,0 +1,97 @@
+"""A network cable to the database server that a test can cut and mend."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from urllib.parse import quote, urlsplit
+
+
+class Forwarder:
+    """Forwards a local port to a server; without the port nobody gets through, and what was connected is cut off."""
+
+    def __init__(self, server: tuple[str, int] | str) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = self._listen(0)
+        self.port: int = self._listener.getsockname()[1]
+
+    def cut(self) -> None:
+        """Refuse connections from now, and end those there are."""
+        with self._lock:
+            # A thread that waits in accept() would keep a closed socket listening.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            ended, self._open = self._open, set()
+        for end in ended:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def mend(self) -> None:
+        """Let connections through again."""
+        self._listener = self._listen(self.port)
+
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = self._connect()
+            with self._lock:
+                if listener.fileno() < 0:
+                    client.close()
+                    server.close()
+                    return
+                self._open |= {client, server}
+            for ends in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        if isinstance(self._server, tuple):
+            return socket.create_connection(self._server)
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._server)
+        return server
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with self._lock:
+            self._open -= {source, target}
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@contextlib.contextmanager
+def forwarded_database() -> Iterator[tuple[Forwarder, str]]:
+    """Yield a forwarder to the test's server, and the DATABASE_URL that leads through it."""
+    from django.conf import settings
+    from django.db import connection
+
+    server = connection.settings_dict
+    scheme, port = ("postgres", 5432) if connection.vendor == "postgresql" else ("mysql", 3306)
+    host, port = str(server["HOST"]) or "127.0.0.1", int(server["PORT"] or port)
+    # A folder stands for the socket of PostgreSQL in it.
+    forwarder = Forwarder(f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port))
+    login = quote(str(server["USER"]), safe="")
+    if server["PASSWORD"]:
+        login += ":" + quote(str(server["PASSWORD"]), safe="")
+    name = urlsplit(settings.DATABASE_URL).path or "/"
+    try:
+        yield forwarder, f"{scheme}://{login}@127.0.0.1:{forwarder.port}{name}"
+    finally:
+        forwarder.cut()

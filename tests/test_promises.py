@@ -1,0 +1,377 @@
+"""What DESIGN promises, kept by real processes that are killed, frozen, asked to stop or cut off."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_jobs.models import JobExecution, Worker
+from django_jobs.states import Status
+from tests.acc import jobs
+from tests.acc.models import Thing
+from tests.forwarder import forwarded_database
+from tests.support import Ledger, Runjobs, assert_consistent, wait_for
+
+pytestmark = pytest.mark.subprocess
+
+Start = Callable[..., Runjobs]
+
+# A killed process is found after 2 to 3 s.
+HASTY = {"HEARTBEAT_INTERVAL": 0.5, "WORKER_LOST_AFTER": 2}
+DEFAULTS: dict[str, Any] = {
+    "POLL_INTERVAL": 1,
+    "HEARTBEAT_INTERVAL": 10,
+    "WORKER_LOST_AFTER": 45,
+    "SWEEP_CRON": "* * * * *",
+    "DRAIN_TIMEOUT": 20,
+    "INTERRUPT_GRACE": 5,
+}
+
+
+def began(ledger: Ledger, *rows: JobExecution, times: int = 1) -> None:
+    """Wait until the handlers of all rows began, each so often."""
+    wait_for(lambda: all(len(ledger.starts(row.pk)) >= times for row in rows), 20, "the handlers began")
+
+
+def became(row: JobExecution, status: str, timeout: float = 20) -> JobExecution:
+    """Wait for the row's status."""
+
+    def is_there() -> bool:
+        row.refresh_from_db()
+        return row.status == status
+
+    wait_for(is_there, timeout, f"{row} became {status}")
+    return row
+
+
+def canary(ledger: Ledger, process: Runjobs) -> None:
+    """Check that this process, the only one that works, still does."""
+    became(jobs.mark.push(tag="canary"), Status.OK, 15)
+    assert ledger.ends(tag="canary")[-1].pid == process.pid
+
+
+def assert_no_success_without_its_end(ledger: Ledger, rows: Iterable[JobExecution]) -> None:
+    for row in rows:
+        row.refresh_from_db()
+        ends = {entry.attempt for entry in ledger.ends(row.pk)}
+        assert row.status != Status.OK or row.attempt in ends, f"{row} is ok, and its handler ended in {ends}"
+
+
+# Killed
+
+
+def test_what_a_killed_worker_ran_runs_again_with_retry_and_is_an_error_without(runjobs: Start, ledger: Ledger) -> None:
+    """A worker is killed hard: its row stays in progress for ever, or runs again though nothing allowed that.
+
+    Sources: RealOrangeOne/django-tasks#46, ricwo/pq#23, karakeep-app/liteque#4.
+    """
+    victim = runjobs("--worker", jobs=HASTY).wait_ready()
+    # The second run sleeps as long as the first.
+    again = jobs.slow_retry.push(s=1.2)
+    over = jobs.slow.using(key="K").push(s=30)
+    began(ledger, again, over)
+    victim.kill()
+    victim.wait()
+    rescuer = runjobs("--worker", jobs=HASTY).wait_ready()
+    became(over, Status.ERROR)
+    became(again, Status.OK)
+    assert (again.attempt, again.rescues) == (2, 1)
+    assert [(entry.attempt, entry.pid) for entry in ledger.starts(again.pk)] == [(1, victim.pid), (2, rescuer.pid)]
+    assert [entry.attempt for entry in ledger.ends(again.pk)] == [2]
+    assert over.completed_at is not None
+    assert over.error.startswith("WorkerLost: ")
+    assert f"{socket.gethostname()} pid {victim.pid}" in over.error
+    assert len(ledger.starts(over.pk)) == 1
+    assert jobs.slow.using(key="K", delay=3600).push(s=0).created is True
+    canary(ledger, rescuer)
+    assert_consistent()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["--scheduler", "--sweep"])
+def test_a_process_of_any_role_rescues_what_a_killed_worker_ran(role: str, runjobs: Start, ledger: Ledger) -> None:
+    """The worker is killed and only a scheduler or a sweeper is up: nothing moves its row on.
+
+    Sources: RealOrangeOne/django-tasks#46, ricwo/pq#23.
+    """
+    victim = runjobs("--worker", jobs=HASTY).wait_ready()
+    again, over = jobs.slow_retry.push(s=60), jobs.slow.push(s=60)
+    began(ledger, again, over)
+    victim.kill()
+    victim.wait()
+    runjobs(role, jobs=HASTY).wait_ready()
+    became(again, Status.PENDING, 10)
+    became(over, Status.ERROR, 10)
+    assert (again.attempt, again.completed_at) == (1, None)
+    assert "WorkerLost" in again.error and "WorkerLost" in over.error
+    assert_consistent()
+
+
+@pytest.mark.slow
+def test_with_the_settings_as_they_are_a_killed_workers_job_runs_again_within_a_minute(
+    runjobs: Start, ledger: Ledger
+) -> None:
+    victim = runjobs("--worker", jobs=DEFAULTS).wait_ready()
+    row = jobs.gate_retry.push(path="/nowhere/at/all", s=600)
+    began(ledger, row)
+    rescuer = runjobs("--worker", jobs=DEFAULTS).wait_ready()
+    victim.kill()
+    killed_at = time.monotonic()
+    victim.wait()
+    wait_for(lambda: len(ledger.starts(row.pk)) == 2, 65, "the job runs again")
+    assert time.monotonic() - killed_at < 60
+    assert ledger.starts(row.pk)[1].pid == rescuer.pid
+    assert_consistent()
+
+
+def test_an_atomic_job_that_is_killed_has_no_effects_and_after_its_retry_has_them_once(
+    runjobs: Start, ledger: Ledger
+) -> None:
+    victim = runjobs("--worker", jobs=HASTY).wait_ready()
+    row = jobs.atomic_thing.push(name="made", s=1)
+    began(ledger, row)
+    # By now the thing is there, in a transaction that never commits.
+    time.sleep(0.3)
+    victim.kill()
+    victim.wait()
+    assert not Thing.objects.exists()
+    rescuer = runjobs("--worker", jobs=HASTY).wait_ready()
+    became(row, Status.OK)
+    assert [thing.name for thing in Thing.objects.all()] == ["made"]
+    assert [entry.attempt for entry in ledger.starts(row.pk)] == [1, 2]
+    canary(ledger, rescuer)
+    assert_consistent()
+
+
+# Asked to stop
+
+
+def test_a_stop_hands_back_what_has_retry_and_ends_what_has_none(
+    runjobs: Start, ledger: Ledger, tmp_path: Path
+) -> None:
+    """A platform's stop drops what is in flight, or marks it ok although it was cut short.
+
+    Sources: coleifer/huey#239, #571, #796, procrastinate#307, rq/rq#507.
+    """
+    brief = {"DRAIN_TIMEOUT": 0.4, "INTERRUPT_GRACE": 0.4}
+    gate = tmp_path / "gate"
+    first = runjobs("--worker", jobs=brief).wait_ready()
+    # Handlers that never look at the signal, and handlers that return as soon as it is set.
+    with_retry = [jobs.slow_retry.push(s=2), jobs.gate_retry.push(path=str(gate))]
+    without = [jobs.slow.push(s=30), jobs.gate.push(path=str(gate)), jobs.slow.push(s=30, heed=True)]
+    began(ledger, *with_retry, *without)
+    assert first.stop(10) == 0, first.output
+    for row in with_retry:
+        row.refresh_from_db()
+        assert (row.status, row.attempt) == (Status.PENDING, 0)
+    for row in without:
+        row.refresh_from_db()
+        assert row.status == Status.ERROR
+        assert "interrupted by shutdown" in row.error
+        assert row.completed_at is not None
+    assert_no_success_without_its_end(ledger, [*with_retry, *without])
+    assert_consistent()
+
+    gate.touch()
+    second = runjobs("--worker", jobs=brief).wait_ready()
+    for row in with_retry:
+        became(row, Status.OK)
+        assert row.attempt == 1
+        assert ledger.ends(row.pk)[-1].pid == second.pid
+    assert all(len(ledger.starts(row.pk)) == 1 for row in without)
+    assert_no_success_without_its_end(ledger, with_retry)
+    canary(ledger, second)
+    assert_consistent()
+
+
+# Frozen
+
+
+def test_a_worker_that_was_frozen_overwrites_nothing_and_goes_on_working(
+    runjobs: Start, ledger: Ledger, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    frozen = runjobs("--worker", jobs=HASTY).wait_ready()
+    # Thawed after its second, the first run raises, and would be retried.
+    row = jobs.gate_retry.push(path=str(gate), s=1)
+    began(ledger, row)
+    frozen.kill(signal.SIGSTOP)
+    gate.touch()
+    rescuer = runjobs("--worker", jobs=HASTY).wait_ready()
+    became(row, Status.OK)
+    assert [(entry.attempt, entry.pid) for entry in ledger.ends(row.pk)] == [(2, rescuer.pid)]
+    gate.unlink()
+    before = JobExecution.objects.filter(pk=row.pk).values().get()
+
+    frozen.kill(signal.SIGCONT)
+    registered = Worker.objects.filter(pid=frozen.pid)
+    wait_for(lambda: registered.filter(heartbeat_at__gt=before["completed_at"]).exists(), 10, "the thawed one beats")
+    assert rescuer.stop() == 0, rescuer.output
+    canary(ledger, frozen)
+    # Its second run of anything: what the first one left unwritten would be written by now.
+    canary(ledger, frozen)
+    assert JobExecution.objects.filter(pk=row.pk).values().get() == before
+    assert_consistent()
+
+
+# Cut off from the database
+
+
+def outage(
+    seconds: float, settings: dict[str, Any], runjobs: Start, ledger: Ledger, tmp_path: Path
+) -> list[JobExecution]:
+    """Cut two workers under load off from the database for so long; check what came of it."""
+    gate = tmp_path / "gate"
+    with forwarded_database() as (cable, url):
+        workers = [runjobs("--worker", jobs=settings, DATABASE_URL=url).wait_ready() for _ in range(2)]
+        # Through the whole outage in both processes, also jobs without retry.
+        patient = [made.push(path=str(gate), s=300) for made in [jobs.gate, jobs.gate_retry] * 3]
+        # They end while nothing can be written.
+        during = [jobs.slow.push(s=1.5) for _ in range(4)]
+        began(ledger, *patient, *during)
+        assert {entry.pid for entry in ledger.starts()} == {worker.pid for worker in workers}
+        cable.cut()
+        time.sleep(seconds)
+        assert len(ledger.ends()) == len(during)
+        cable.mend()
+        after = jobs.mark.push_many([{"tag": str(n)} for n in range(20)])
+        for row in [*during, *after]:
+            became(row, Status.OK, 30)
+        # Time in which a wrong rescue would happen.
+        time.sleep(settings["WORKER_LOST_AFTER"] + settings["HEARTBEAT_INTERVAL"])
+        gate.touch()
+        rows = [*patient, *during, *after]
+        for row in rows:
+            became(row, Status.OK, 30)
+            assert (row.attempt, row.rescues) == (1, 0), row.error
+            assert len(ledger.starts(row.pk)) == len(ledger.ends(row.pk)) == 1
+        for worker in workers:
+            assert worker.process.poll() is None, worker.output
+        assert workers[1].stop() == 0, workers[1].output
+        canary(ledger, workers[0])
+    assert_consistent()
+    return rows
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.slow
+def test_an_outage_rescues_no_healthy_run_and_records_each_end_once(
+    runjobs: Start, ledger: Ledger, tmp_path: Path
+) -> None:
+    settings = {"HEARTBEAT_INTERVAL": 1, "WORKER_LOST_AFTER": 3, "CONCURRENCY": 5}
+    outage(8, settings, runjobs, ledger, tmp_path)
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.slow
+def test_with_the_settings_as_they_are_an_outage_of_a_minute_rescues_no_healthy_run(
+    runjobs: Start, ledger: Ledger, tmp_path: Path
+) -> None:
+    outage(60, {**DEFAULTS, "CONCURRENCY": 5}, runjobs, ledger, tmp_path)
+
+
+# Many at once
+
+
+@pytest.mark.slow
+def test_eight_processes_run_each_of_five_hundred_jobs_once(runjobs: Start, ledger: Ledger) -> None:
+    """A claim that reads first and writes then lets two consumers take the same row.
+
+    Sources: coleifer/huey#253, Koed00/django-q#426.
+    """
+    priorities = ("low", "normal", "high")
+    rows = jobs.mark.push_many([
+        jobs.mark.using(priority=priorities[n % 3]).item(tag=priorities[n % 3]) for n in range(500)
+    ])  # fmt: skip
+    started = time.monotonic()
+    processes = [runjobs("--worker") for _ in range(8)]
+    wait_for(lambda: JobExecution.objects.filter(status=Status.OK).count() == 500, 60, "all are ok")
+    assert time.monotonic() - started < 60
+    ids = [entry.row_id for entry in ledger.starts()]
+    assert len(ids) == 500
+    assert set(ids) == {str(row.pk) for row in rows}
+    assert len(ledger.ends()) == 500
+    # What is claimed first begins first, but for the rows in the slots of the other processes.
+    order = [entry.tag for entry in sorted(ledger.starts(), key=lambda entry: entry.time)]
+    assert Counter(order[:80])["high"] > 60
+    assert Counter(order[-80:])["low"] > 60
+    for process in processes:
+        process.kill(signal.SIGTERM)
+    for process in processes:
+        assert process.wait() == 0, process.output
+        assert "Traceback" not in process.output
+    assert_consistent()
+
+
+# Nothing is held while a handler runs
+
+# Transactions that are open for longer than half a second, our own aside.
+OPEN = {
+    "postgresql": (
+        "SELECT pid, state, query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND state LIKE 'idle in transaction%' AND clock_timestamp() - state_change > interval '0.5 s'"
+    ),
+    "mysql": (
+        "SELECT t.trx_id, t.trx_state, p.info FROM information_schema.innodb_trx t "
+        "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+        "WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID() AND t.trx_started < NOW() - INTERVAL 1 SECOND"
+    ),
+}
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_no_transaction_is_open_while_handlers_run(runjobs: Start, ledger: Ledger) -> None:
+    """A job runs inside the transaction of its claim: timeouts kill the connection, vacuum is held back.
+
+    Sources: msolli/proletarian#26, mgcrea/prisma-queue#5.
+    """
+    process = runjobs().wait_ready()
+    rows = [jobs.slow.push(s=2.5), jobs.async_mark.push(s=2.5)]
+    began(ledger, *rows)
+    for row in rows:
+        row.refresh_from_db()
+        assert row.status == Status.RUNNING and row.started_at is not None
+    found: list[Any] = []
+    while len(ledger.ends()) < 2:
+        with connection.cursor() as cursor:
+            cursor.execute(OPEN[connection.vendor])
+            found += cursor.fetchall()
+        time.sleep(0.1)
+    assert found == []
+    for row in rows:
+        assert became(row, Status.OK).attempt == 1
+    canary(ledger, process)
+    assert_consistent()
+
+
+@pytest.mark.sqlite
+def test_others_write_at_once_while_a_handler_runs(runjobs: Start, ledger: Ledger) -> None:
+    """See above: on SQLite an open transaction would keep every other process from writing.
+
+    Sources: msolli/proletarian#26, mgcrea/prisma-queue#5.
+    """
+    process = runjobs().wait_ready()
+    rows = [jobs.slow.push(s=2), jobs.async_mark.push(s=2)]
+    began(ledger, *rows)
+    longest = 0.0
+    while len(ledger.ends()) < 2:
+        before = time.monotonic()
+        Thing.objects.create(name="of another process")
+        longest = max(longest, time.monotonic() - before)
+        time.sleep(0.05)
+    assert longest < 1
+    for row in rows:
+        assert became(row, Status.OK).attempt == 1
+    canary(ledger, process)
+    assert_consistent()
