@@ -197,7 +197,11 @@ class Finisher:
             for run in batch
             if not run.recorded and (ending := ending_of(run, now, surplus=run in surplus)) is not None
         }
+        # Atomic runs wrote their own end; that of a job that keeps none is still to go.
         recorded = {run.execution.pk: Status.OK for run in batch if run.recorded}
+        unkept = [run.execution.pk for run in batch if run.recorded and run.job.retention(Status.OK) == 0]
+        if unkept:
+            JobExecution.objects.using(self._using).filter(pk__in=unkept).delete_finished()
         moved = transitions.finish(list(endings.values()), now=now, using=self._using) if endings else {}
         if after_loss and (missing := [e for pk, e in endings.items() if pk not in moved]):
             moved |= self._settled(missing, now)
