@@ -60,7 +60,7 @@ def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
     return connection.ops.adapt_datetimefield_value(value)
 
 
-class UTCDateTimeField(models.DateTimeField):
+class UTCDateTimeField(models.DateTimeField):  # type: ignore[type-arg] # the plugin fills them in by null=
     """An instant: aware and in UTC on the Python side whatever USE_TZ says, so that stored times never shift."""
 
     def from_db_value(

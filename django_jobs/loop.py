@@ -99,4 +99,4 @@ class Loop:
                 "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
             )
         connections.close_all()
-        return random.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.25 * 2 ** min(self._failures, 8))
+        return random.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.25 * 2.0 ** min(self._failures, 8))

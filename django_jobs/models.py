@@ -134,7 +134,8 @@ class JobExecution(models.Model):
         """How long the last attempt took; None before it ended."""
         if self.started_at is None or self.completed_at is None:
             return None
-        return self.completed_at - self.started_at
+        lasted: timedelta = self.completed_at - self.started_at
+        return lasted
 
     def cancel(self, *, by: Any = None) -> JobExecution:
         """Cancel a waiting row at once, mark a running one; raise WrongStatus when it is finished or gone."""

@@ -17,12 +17,6 @@ from django_jobs.states import FINAL, LIVE, Status
 if TYPE_CHECKING:
     from django_jobs.models import JobExecution, Worker
 
-    ExecutionBase = models.QuerySet[JobExecution]
-    WorkerBase = models.QuerySet[Worker]
-else:
-    ExecutionBase = models.QuerySet
-    WorkerBase = models.QuerySet
-
 
 def key_digest(organization_id: str | None, key: str) -> str:
     """Return the fixed-length digest of a dedup key within its organization, exact under every collation."""
@@ -31,7 +25,7 @@ def key_digest(organization_id: str | None, key: str) -> str:
     return hashlib.blake2b(f"{scope}\n{key}".encode(), digest_size=24).hexdigest()
 
 
-class ExecutionQuerySet(ExecutionBase):
+class ExecutionQuerySet(models.QuerySet["JobExecution"]):
     """Executions by where they stand."""
 
     def pending(self) -> Self:
@@ -85,7 +79,7 @@ class ExecutionQuerySet(ExecutionBase):
         return self.finished()._raw_delete(self.db)
 
 
-class WorkerQuerySet(WorkerBase):
+class WorkerQuerySet(models.QuerySet["Worker"]):
     """Workers by their heartbeat."""
 
     def fresh(self, now: datetime, lost_after: float) -> Self:

@@ -42,7 +42,7 @@ _PAYLOAD = NAMES.index("payload")
 
 def columns(connection: BaseDatabaseWrapper, prefix: str = "") -> str:
     """Return the claimed columns as a SQL list, each quoted."""
-    return ", ".join(prefix + connection.ops.quote_name(field.column) for field in FIELDS)
+    return ", ".join(prefix + connection.ops.quote_name(str(field.column)) for field in FIELDS)
 
 
 @lru_cache(maxsize=32)

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -39,7 +40,7 @@ def ending_of(run: Run, now: datetime, *, surplus: bool = False) -> Ending | Non
     row, job, outcome = run.execution, run.job, run.outcome
     if isinstance(outcome, Ok) and (surplus or job.retention(Status.OK) == 0):
         return transitions.succeed(row, drop=True)
-    detail = {"logs": run.log_entries(), "progress": run.progress}
+    detail: dict[str, Any] = {"logs": run.log_entries(), "progress": run.progress}
     match outcome:
         case Ok(result=result):
             return transitions.succeed(row, result=result, **detail)
