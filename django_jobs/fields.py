@@ -26,8 +26,8 @@ def uuid7() -> uuid.UUID:
     """Return a UUID version 7 (RFC 9562), strictly increasing within this process.
 
     48 bits of Unix milliseconds, then 12 bits of the fraction of the millisecond in place of rand_a (method 3 of
-    section 6.2), then 62 random bits. Ids made one after the other sort in that order, which makes them the last word on
-    first-in, first-out.
+    section 6.2), then 62 random bits. Ids made one after the other sort in that order, which makes them the
+    last word on first-in, first-out.
     """
     global _last_tick
     tick = time.time_ns() * 4096 // 1_000_000

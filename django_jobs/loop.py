@@ -26,7 +26,7 @@ class Loop:
     """Call `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
 
     A tick that raises is logged once per kind of error until it succeeds again, its database connections are closed,
-    and it is tried again after a pause that grows to ten seconds: an outage costs neither a thread nor a flood of lines.
+    and it is tried again after a pause that grows to ten seconds: an outage costs no thread and no flood of lines.
     """
 
     def __init__(self, tick: Tick, *, name: str, on_death: Callable[[BaseException], None] | None = None) -> None:

@@ -15,7 +15,7 @@ from django.db.models import Exists, OuterRef, Q
 from django_jobs.states import FINAL, LIVE, Status
 
 if TYPE_CHECKING:
-    from django_jobs.models import JobExecution, Worker
+    from django_jobs.models import JobExecution, Worker  # noqa: F401 - named in strings below
 
 
 def key_digest(organization_id: str | None, key: str) -> str:
