@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ LIMIT = 10_000
 # On the page that asks whether to delete, each row is a line.
 LISTED = 1_000
 BATCH = 500
+# Rows with keys go one by one; a proxy waits for half a minute, as a rule.
+BUDGET = 15.0
 REASONS_SHOWN = 5
 
 
@@ -54,7 +57,11 @@ def run(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet,
     """Do it to the chosen rows, newest first, and say what became of them."""
     rows, is_cut = bounded(chosen, LIMIT)
     done, skipped, was_running = 0, Counter[str](), False
+    deadline = time.monotonic() + BUDGET
     for batch in _batches(rows):
+        if done + skipped.total() and time.monotonic() > deadline:
+            is_cut = True
+            break
         report = action.run(by_ids(row.pk for row in batch), by=request.user)
         left = {row.pk for row, _reason in report.skipped}
         moved = [row for row in batch if row.pk not in left]
@@ -85,6 +92,18 @@ def delete(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQueryS
     if kept:
         parts.append(_("%(n)d skipped: not finished, cancel them first") % {"n": kept})
     _tell(admin, request, parts, is_clean=not kept, is_cut=is_cut)
+
+
+def deletable(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet) -> ExecutionQuerySet | None:
+    """Return the rows to ask about before they are deleted, and say which are left out; None when there are none."""
+    rows, is_cut = bounded(chosen, LISTED)
+    done = [row.pk for row in rows if row.is_final]
+    parts = []
+    if live := len(rows) - len(done):
+        parts.append(_("%(n)d not deleted: not finished, cancel them first") % {"n": live})
+    if parts or is_cut:
+        _tell(admin, request, parts or [_("%(n)d at a time") % {"n": LISTED}], is_clean=False, is_cut=is_cut)
+    return by_ids(done) if done else None
 
 
 def _tell(admin: ModelAdmin[Any], request: HttpRequest, parts: list[str], *, is_clean: bool, is_cut: bool) -> None:

@@ -162,9 +162,8 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
         if request.POST.get("post"):
             bulk.delete(self, request, queryset)
             return None
-        rows, _is_cut = bulk.bounded(queryset.finished(), bulk.LISTED)
-        if not rows:
-            self.message_user(request, _("None deleted: only finished executions can be."), messages.WARNING)
+        rows = bulk.deletable(self, request, queryset)
+        if rows is None:
             return None
         # Django's own page asks whether it is meant.
-        return django_delete_selected(self, request, bulk.by_ids(row.pk for row in rows))
+        return django_delete_selected(self, request, rows)

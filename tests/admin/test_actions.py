@@ -188,6 +188,27 @@ def test_an_action_on_all_rows_has_an_end_and_says_so(admin: Admin, monkeypatch:
     assert [status(row) for row in rows] == [Status.PENDING] * 2 + [Status.CANCELLED] * 3
 
 
+def test_an_action_ends_in_time_and_says_so(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 2)
+    monkeypatch.setattr(bulk, "BUDGET", -1.0)
+    rows = [JobExecutionFactory() for _ in range(5)]
+
+    text = said(admin.act("cancel_selected", *rows))
+
+    assert text == "2 cancelled. There are more: repeat the action for the rest."
+    assert JobExecution.objects.filter(status=Status.CANCELLED).count() == 2
+
+
+def test_deleting_very_many_takes_the_newest_and_says_so(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "LISTED", 2)
+    rows = [JobExecutionFactory(ok=True) for _ in range(3)]
+
+    words = read(admin.act("delete_selected", *rows)).words
+
+    assert "2 at a time. There are more: repeat the action for the rest." in words
+    assert [str(row.pk) in words for row in rows] == [False, True, True]
+
+
 def test_an_action_works_batch_after_batch(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "BATCH", 2)
     rows = [JobExecutionFactory(failed=True) for _ in range(5)]
@@ -212,6 +233,7 @@ def test_deleting_many_asks_first_and_lists_only_finished_rows(admin: Admin) -> 
     words = read(admin.act("delete_selected", live, done)).words
 
     assert "Are you sure" in words
+    assert "1 not deleted: not finished, cancel them first." in words
     assert str(done.pk) in words
     assert str(live.pk) not in words
     assert JobExecution.objects.count() == 2
@@ -231,7 +253,7 @@ def test_deleting_many_leaves_live_rows_and_says_so(admin: Admin) -> None:
 def test_deleting_only_live_rows_says_that_none_can_be(admin: Admin) -> None:
     response = admin.act("delete_selected", JobExecutionFactory())
 
-    assert said(response) == "None deleted: only finished executions can be."
+    assert said(response) == "1 not deleted: not finished, cancel them first."
 
 
 def test_one_finished_row_can_be_deleted_and_a_live_one_cannot(admin: Admin, failed: JobExecution) -> None:
