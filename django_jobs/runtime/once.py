@@ -46,5 +46,5 @@ def _has_work(parts: Parts, worker: Worker) -> bool:
     if rows.pending().filter(queue__in=worker.served_queues(), job_name__in=names).exists():
         worker.wake()
         return True
-    # In this order: what was claimed before the look at the pending rows is owned by now, or ended.
-    return bool(rows.of_worker(parts.liveness.worker_id).exists())
+    # In this order, which is that of a row's way: no row slips through by moving on between two looks.
+    return rows.of_worker(parts.liveness.worker_id).exists() or parts.stage.has_due()

@@ -79,6 +79,10 @@ class Stage(Pauses):
             self.pending_queues = frozenset(distinct(self._rows().pending(), "queue"))
         return 0.0 if more else self._until_due(now)
 
+    def has_due(self) -> bool:
+        """Whether rows wait that the next tick would make claimable."""
+        return bool(self._rows().due(clock.now(self._using)).exists())
+
     def _rows(self) -> ExecutionQuerySet:
         return JobExecution.objects.using(self._using).exclude(pk__in=list(self._refused))
 
