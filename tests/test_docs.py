@@ -201,6 +201,11 @@ def options_of(function: object) -> set[str]:
     return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
+def test_the_table_of_signals_is_what_is_exported() -> None:
+    table = [code_in(row[0]) for row in rows("docs/reference/signals.md", "# Signals")]
+    assert sorted(table) == sorted(name for name in django_jobs.__all__ if name.startswith("job_"))
+
+
 def test_the_table_of_flags_is_what_runjobs_takes() -> None:
     from django.core.management import load_command_class
     from django.core.management.base import BaseCommand
