@@ -45,7 +45,7 @@ class Pool:
         self._on_free = on_free
         self._on_recycle = on_recycle
         self._work: deque[Run] = deque()
-        # A thread that takes a token takes work, and wakes the next one while more is left. So a burst of short handlers
+        # A thread that takes a token takes work, and wakes the next one while more is left: a burst of short handlers
         # costs a few changes of thread, and long ones still start at once.
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._token_out = False
