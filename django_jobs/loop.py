@@ -13,7 +13,8 @@ from django.db import connections
 
 logger = logging.getLogger("django_jobs.loop")
 
-MAX_BACKOFF = 10.0
+# Long enough to leave a database that is down alone, short enough to be back soon after it.
+MAX_BACKOFF = 5.0
 
 
 class Tick(Protocol):
@@ -26,12 +27,21 @@ class Loop:
     """Call `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
 
     A tick that raises is logged once per kind of error until it succeeds again, its database connections are closed,
-    and it is tried again after a pause that grows to ten seconds: an outage costs no thread and no flood of lines.
+    and it is tried again after a pause that grows to `max_backoff` seconds: an outage costs no thread and no flood of
+    lines.
     """
 
-    def __init__(self, tick: Tick, *, name: str, on_death: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(
+        self,
+        tick: Tick,
+        *,
+        name: str,
+        max_backoff: float = MAX_BACKOFF,
+        on_death: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self.name = name
         self._tick = tick
+        self._max_backoff = max_backoff
         self._on_death = on_death
         self._wake = threading.Event()
         self._stopped = threading.Event()
@@ -99,4 +109,4 @@ class Loop:
                 "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
             )
         connections.close_all()
-        return random.uniform(0.5, 1.0) * min(MAX_BACKOFF, 0.25 * 2.0 ** min(self._failures, 8))
+        return random.uniform(0.5, 1.0) * min(self._max_backoff, 0.25 * 2.0 ** min(self._failures, 8))

@@ -17,7 +17,7 @@ from django.db import Error, connections
 from django_jobs import signals
 from django_jobs.conf import get_settings
 from django_jobs.execution.liveness import Liveness
-from django_jobs.loop import Loop, Tick
+from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.runtime.once import run_once
 from django_jobs.runtime.parts import Parts, subscribed
@@ -105,7 +105,9 @@ class Runner:
             return self._end(parts.worker, request)
 
     def _loop(self, name: str, tick: Tick) -> None:
-        loop = Loop(tick, name=name, on_death=partial(self._on_death, f"the {name} thread"))
+        # After an outage everybody beats before anybody has looked three times, an interval apart, who is dead.
+        max_backoff = min(MAX_BACKOFF, get_settings().heartbeat_interval)
+        loop = Loop(tick, name=name, max_backoff=max_backoff, on_death=partial(self._on_death, f"the {name} thread"))
         self._loops.append(loop)
         loop.start()
 
