@@ -1,0 +1,192 @@
+"""What handlers log: kept with their own row, within bounds, and on its way as the project set it up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_jobs.execution.liveness import memory_in_use
+from django_jobs.models import JobExecution
+from django_jobs.states import Status
+from tests.acc import jobs
+from tests.acc.models import Thing
+from tests.runtime.workers import a_worker, ended, jobs_of
+from tests.support import ROOT, Runjobs, assert_consistent, child_environment, wait_for
+
+logger = logging.getLogger(__name__)
+MEGABYTE = 1024 * 1024
+
+
+def messages(row: JobExecution) -> list[str]:
+    return [entry["message"] for entry in row.logs]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_flood_of_lines_is_cut_to_its_two_ends_and_costs_no_memory() -> None:
+    """Captured logs are kept without bound: memory grows, and at last the row cannot be stored.
+
+    Sources: hatchet-dev/hatchet#4587, girder/girder#3600, ocurrent/ocluster#53.
+    """
+
+    flooding_logger = logging.getLogger("tests.flood")
+    # Past pytest, which keeps every line.
+    flooding_logger.propagate = False
+    flooding_logger.setLevel(logging.INFO)
+
+    def flood() -> None:
+        for number in range(30_000):
+            flooding_logger.info("%06d %s", number, "x" * 200)
+
+    def one_long_line() -> None:
+        flooding_logger.info("x" * 50 * MEGABYTE)
+
+    before = (list(logging.root.handlers), list(flooding_logger.handlers))
+    with jobs_of(flood, one_long_line) as [flooding, long_line], a_worker(concurrency=1):
+        used = memory_in_use() or 0
+        flooded, long = ended(flooding.push()), ended(long_line.push())
+        assert (memory_in_use() or 0) - used < 100 * MEGABYTE
+    assert (list(logging.root.handlers), list(flooding_logger.handlers)) == before
+    assert (flooded.status, long.status) == (Status.OK, Status.OK)
+    lines = messages(flooded)
+    assert lines[0].startswith("000000") and lines[-1].startswith("029999")
+    assert "29900 lines dropped" in lines[50]
+    assert len(lines) == 101
+    assert len(messages(long)[0]) < 10_000
+    for row in (flooded, long):
+        assert len(json.dumps(row.logs)) < MEGABYTE // 2
+    assert_consistent()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_row_holds_only_its_own_lines() -> None:
+    """Lines are captured for the process instead of the job: rows show what others logged.
+
+    Sources: hatchet-dev/hatchet#4587, girder/girder#3600, ocurrent/ocluster#53.
+    """
+    meeting = threading.Barrier(3)
+
+    def talk(letter: str) -> None:
+        meeting.wait(10)
+        for number in range(2_000):
+            logger.warning("%s-%d", letter, number)
+        # A bare thread carries no context: its lines are nobody's, and never somebody else's.
+        stray = threading.Thread(target=logger.warning, args=("stray",))
+        stray.start()
+        stray.join()
+
+    async def talk_async(letter: str) -> None:
+        await asyncio.to_thread(meeting.wait, 10)
+        for number in range(2_000):
+            logger.warning("%s-%d", letter, number)
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+
+    def quiet() -> None: ...
+
+    with jobs_of(talk, talk_async, quiet) as [talking, talking_async, being_quiet], a_worker(concurrency=3):
+        rows = {"A": talking.push(letter="A"), "B": talking.push(letter="B"), "C": talking_async.push(letter="C")}
+        for letter, row in rows.items():
+            lines = [line for line in messages(ended(row)) if "dropped" not in line]
+            assert len(lines) == 100
+            assert {line[0] for line in lines} == {letter}
+        for row in being_quiet.push_many([{}] * 10):
+            assert not ended(row).logs
+    assert_consistent()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_async_handler_queries_logs_and_pushes() -> None:
+    """State is written where an event loop runs: Django refuses, and the row never moves.
+
+    Source: celery/django-celery-results#495.
+    """
+    Thing.objects.create(name="thing")
+
+    def answer() -> None: ...
+
+    async def ask() -> None:
+        await asyncio.sleep(0.05)
+        thing = await Thing.objects.aget(name="thing")
+        logger.warning("found %s", thing.name)
+        with pytest.raises(Exception, match=r"await apush\(\) instead"):
+            answering.push()
+        row = await answering.apush()
+        logger.warning("pushed %s", row.pk)
+
+    with jobs_of(ask, answer) as [asking, answering], a_worker():
+        row = ended(asking.push())
+        assert row.status == Status.OK, row.error
+        pushed = JobExecution.objects.get(job_name="tests.answer")
+        assert messages(row) == ["found thing", f"pushed {pushed.pk}"]
+        assert ended(pushed).status == Status.OK
+    assert_consistent()
+
+
+PROJECT = """
+    from tests.settings import *
+    LOGGING = {{
+        "version": 1,
+        "disable_existing_loggers": False,
+        "handlers": {{"file": {{"class": "logging.FileHandler", "filename": {file!r}}}}},
+        "root": {{"level": "WARNING", "handlers": ["file"]}},
+        "loggers": {{"tests.acc": {{"level": "INFO", "handlers": ["file"], "propagate": False}}}},
+    }}
+"""
+SHOW = """
+    import django, json, logging
+    django.setup()
+    {before}
+    show = lambda it: [it.level, it.propagate, it.disabled, [type(handler).__name__ for handler in it.handlers]]
+    print(json.dumps([show(logging.getLogger(name)) for name in ("", "tests.acc", "django")]))
+"""
+
+
+@pytest.mark.subprocess
+def test_the_projects_logging_is_the_same_in_a_worker_and_its_file_has_each_line_once(
+    runjobs: Callable[..., Runjobs], tmp_path: Path
+) -> None:
+    """The worker takes over the root logger: the project's LOGGING is void inside jobs, or lines come twice.
+
+    Sources: celery/celery#2509, #4326.
+    """
+    log = tmp_path / "project.log"
+    (tmp_path / "own_settings.py").write_text(textwrap.dedent(PROJECT).format(file=str(log)))
+    own: dict[str, str] = {"DJANGO_SETTINGS_MODULE": "own_settings", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    process = runjobs("--worker", **own).wait_ready()
+    row = jobs.scripted.push(act="log", text="a line of the project")
+    failed = jobs.boom.push()
+    wait_for(lambda: JobExecution.objects.finished().count() == 2, 20, "both ran")
+    assert process.stop() == 0
+    row.refresh_from_db()
+    assert [entry["message"] for entry in row.logs] == ["a line of the project"]
+    assert log.read_text().count("a line of the project") == 1
+    assert log.read_text().count(str(failed.pk)) == 1
+
+    def shown(before: str) -> Any:
+        code = textwrap.dedent(SHOW).format(before=before)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=child_environment(**own),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    once = "from django.core.management import call_command; call_command('runjobs', '--once')"
+    levels, after = shown("pass"), shown(once)
+    assert after == levels
+    assert levels[0] == [logging.WARNING, True, False, ["FileHandler"]]
+    assert_consistent()
