@@ -133,7 +133,6 @@ class JobContext:
 
     __slots__ = (
         "_now",
-        "_report",
         "_shield",
         "attempt",
         "execution_id",
@@ -142,6 +141,7 @@ class JobContext:
         "max_attempts",
         "organization_id",
         "payload",
+        "reported",
         "signal",
     )
 
@@ -158,7 +158,6 @@ class JobContext:
         organization_id: str | None,
         signal: RunSignal,
         shield: Shield = _OPEN,
-        report: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         # None for a direct call of the job, which has no row.
         self.execution_id = execution_id
@@ -172,7 +171,8 @@ class JobContext:
         self.signal = signal
         self._now = now
         self._shield = shield
-        self._report = report
+        # What progress() was last told, for what runs the job.
+        self.reported: dict[str, Any] | None = None
 
     @classmethod
     def detached(cls, job_name: str, payload: Mapping[str, Any]) -> JobContext:
@@ -204,8 +204,7 @@ class JobContext:
         for number in (done, total):
             if number is not None and not isfinite(number):
                 raise ValueError(f"progress() takes finite numbers, not {number!r}")
-        if self._report is not None:
-            self._report({"done": done, "total": total, "note": clean_text(note, NOTE_LENGTH)})
+        self.reported = {"done": done, "total": total, "note": clean_text(note, NOTE_LENGTH)}
 
     def shield(self) -> Shield:
         """Return a context manager that keeps the exception of a cancel or timeout out until its block has ended.

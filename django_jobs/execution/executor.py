@@ -90,8 +90,7 @@ def _dismiss(own_thread: ThreadSensitiveContext) -> None:
 
 
 def _ended(run: Run, outcome: Outcome) -> Outcome:
-    if run.logs is not None:
-        run.logs.close()
+    run.capture.close()
     # Whoever gave the run up has set its outcome.
     if run.gate.abandoned:
         return Lost()
@@ -223,10 +222,10 @@ def _prepare(run: Run) -> tuple[Call, tuple[Any, ...], dict[str, Any]] | Outcome
         organization_id=execution.organization_id,
         signal=run.signal,
         shield=run.gate,
-        report=run.report,
     )
+    run.job_context = context
     enter_context(context)
-    logs.direct_to(run)
+    logs.direct_to(run.capture)
     return call, (context,) if job.takes_context else (), kwargs
 
 

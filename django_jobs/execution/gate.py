@@ -35,7 +35,7 @@ class Sent(Enum):
 class Gate:
     """Lets one exception into one run's handler."""
 
-    __slots__ = ("_depth", "_due", "_loop", "_task", "abandoned", "inside", "lock", "sent", "thread_id")
+    __slots__ = ("_depth", "_due", "_is_task", "_loop", "_task", "abandoned", "inside", "lock", "sent", "thread_id")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,6 +47,8 @@ class Gate:
         self.abandoned = False
         self._depth = 0
         self._due: type[BaseException] | None = None
+        # Is the handler a coroutine? Then its task is cancelled instead of raising in its thread.
+        self._is_task = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
 
@@ -57,6 +59,7 @@ class Gate:
 
     def open_task(self) -> None:
         """Let the handler in the current task be reached from now on."""
+        self._is_task = True
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self.open()
@@ -69,7 +72,9 @@ class Gate:
         with self.lock:
             self.inside = False
             self._due = None
-        if self.sent and self._task is None:
+            # The task holds the context that holds this.
+            self._loop = self._task = None
+        if self.sent and not self._is_task:
             _checkpoint()
 
     def interrupt(self, exception: type[BaseException], *, insist: bool = False) -> Sent:
@@ -115,7 +120,7 @@ class Gate:
             return
         with self.lock:
             self._depth += 1
-        if self.sent and self._task is None:
+        if self.sent and not self._is_task:
             try:
                 _checkpoint()
             except BaseException:
@@ -134,13 +139,14 @@ class Gate:
                 return
             self.sent = True
             self._due = None
-        if self._task is None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
             raise due()
-        self._task.cancel()
 
     def stack(self) -> FrameType | None:
         """Return the frame the handler's thread is in; None for handlers that are coroutines."""
-        return None if self._task is not None else sys._current_frames().get(self.thread_id)
+        return None if self._is_task else sys._current_frames().get(self.thread_id)
 
     def _cancel_task(self) -> None:
         if self.inside and not self.sent and self._depth == 0 and self._task is not None:

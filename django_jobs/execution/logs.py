@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from django_jobs.conf import get_settings
 from django_jobs.execution.gate import Gate
@@ -35,14 +35,30 @@ _installed = False
 _pass_on = logging.Logger.callHandlers
 
 
-class Capturing(Protocol):
-    """What a run offers here."""
+class Capture:
+    """Where the lines of one run go: a buffer that is made at the first of them."""
 
-    logs: LogBuffer | None
-    gate: Gate
+    __slots__ = ("buffer", "gate")
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.buffer: LogBuffer | None = None
+
+    def add(self, record: logging.LogRecord) -> None:
+        """Take one line, out of reach of interrupts: one that waits for that is raised afterwards."""
+        with self.gate:
+            if self.buffer is None:
+                with _making:
+                    self.buffer = self.buffer or LogBuffer(get_settings().log_max_entries)
+            self.buffer.add(record)
+
+    def close(self) -> None:
+        """Take no more lines."""
+        if self.buffer is not None:
+            self.buffer.close()
 
 
-_target: ContextVar[Capturing | None] = ContextVar("django_jobs_log_target", default=None)
+_target: ContextVar[Capture | None] = ContextVar("django_jobs_log_target", default=None)
 
 
 def install() -> None:
@@ -55,33 +71,23 @@ def install() -> None:
             _installed = True
 
 
-def direct_to(run: Capturing) -> None:
-    """Let the lines logged in this context belong to the run."""
+def direct_to(capture: Capture) -> None:
+    """Let the lines logged in this context go there."""
     if not _installed:
         install()
-    _target.set(run)
+    _target.set(capture)
 
 
 def _call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
-    run = _target.get()
-    if run is None or record.name == "django_jobs" or record.name.startswith(_EXCLUDED):
+    capture = _target.get()
+    if capture is None or record.name == "django_jobs" or record.name.startswith(_EXCLUDED):
         _pass_on(self, record)
         return
     try:
-        # An interrupt that waits for the shield to end is raised here: the line still goes its way.
-        with run.gate:
-            if run.logs is None:
-                _give_buffer(run)
-            if run.logs is not None:
-                run.logs.add(record)
+        capture.add(record)
     finally:
+        # Also when an interrupt was raised: the line still goes its way.
         _pass_on(self, record)
-
-
-def _give_buffer(run: Capturing) -> None:
-    with _making:
-        if run.logs is None:
-            run.logs = LogBuffer(get_settings().log_max_entries)
 
 
 class LogBuffer:

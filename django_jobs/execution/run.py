@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from django_jobs.context import RunSignal
+from django_jobs.context import JobContext, RunSignal
 from django_jobs.execution.gate import Gate
-from django_jobs.execution.logs import LogBuffer
+from django_jobs.execution.logs import Capture, LogBuffer
 from django_jobs.execution.outcomes import Ok, Outcome
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ class Run:
     """
 
     __slots__ = (
+        "capture",
         "context",
         "deadline",
         "execution",
         "finish_inside",
         "gate",
         "job",
-        "logs",
+        "job_context",
         "manage_connections",
         "outcome",
-        "progress",
         "recorded",
         "settle",
         "signal",
@@ -66,9 +66,9 @@ class Run:
         self.settle = settle
         self.gate = Gate()
         self.signal = RunSignal(self.gate)
-        # Made at the first line the handler logs.
-        self.logs: LogBuffer | None = None
-        self.progress: dict[str, Any] | None = None
+        self.capture = Capture(self.gate)
+        # What the handler sees of this; it does not know the run, which would be a reference cycle for each run.
+        self.job_context: JobContext | None = None
         # The handler's context variables; listeners get a copy.
         self.context: contextvars.Context | None = None
         self.outcome: Outcome | None = None
@@ -107,9 +107,24 @@ class Run:
         """Return the instant now, on the clock of started_at()."""
         return self.started_at() + timedelta(seconds=monotonic() - self.started)
 
-    def report(self, progress: dict[str, Any]) -> None:
-        """Remember how far the handler says it is."""
-        self.progress = progress
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """How far the handler says it is: done, total, note; another object after each report."""
+        return None if self.job_context is None else self.job_context.reported
+
+    @progress.setter
+    def progress(self, value: dict[str, Any] | None) -> None:
+        if self.job_context is not None:
+            self.job_context.reported = value
+
+    @property
+    def logs(self) -> LogBuffer | None:
+        """The captured lines; None before the first."""
+        return self.capture.buffer
+
+    @logs.setter
+    def logs(self, value: LogBuffer | None) -> None:
+        self.capture.buffer = value
 
     def log_entries(self) -> list[dict[str, Any]]:
         """Return the captured log lines as they are stored."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import decimal
+import gc
 import sys
 import threading
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from django_jobs.context import JobContext, current_context
 from django_jobs.exceptions import Cancelled, InvalidPayload, Reschedule, TimedOut
 from django_jobs.execution.executor import execute
 from django_jobs.execution.outcomes import Aborted, Failed, Ok, Released, Rescheduled
+from django_jobs.execution.run import Run
 from tests.execution.runs import STARTED, outcome_of, run_of
 
 AT_ONCE = retries.Retry(3, backoff=None)
@@ -288,6 +290,25 @@ def test_progress_is_kept_on_the_run() -> None:
     run = run_of(handler)
     execute(run)
     assert run.progress == {"done": 3, "total": 10, "note": "three\ufffd"}
+
+
+def test_a_run_leaves_nothing_to_the_garbage_collector() -> None:
+    """A long-lived worker grew run by run: procrastinate-org/procrastinate#1316."""
+
+    def handler(ctx: JobContext) -> None:
+        ctx.progress(1)
+
+    run = run_of(handler)
+    execute(run)
+    again = Run(run.execution, run.job, manage_connections=False)
+    gc.collect()
+    gc.disable()
+    try:
+        execute(again)
+        del again
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_an_awaitable_from_a_plain_function_is_awaited() -> None:
