@@ -8,6 +8,7 @@ from uuid import UUID
 from django.db import connections, transaction
 from django.db.models import Q
 
+from django_jobs.clock import EPOCH
 from django_jobs.contention import retried
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
@@ -49,8 +50,9 @@ def _surplus(
     job_name: str, status: Status | str, keep: int | None, max_age: timedelta | float | None, now: datetime, using: str
 ) -> ExecutionQuerySet | None:
     """Return the rows to delete; None when all of them stay."""
-    # Final rows have completed_at; saying so lets the partial index serve.
-    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__isnull=False)
+    # The lower bound is true of every finished row. A range lets the partial index serve, and keeps SQLite and
+    # PostgreSQL from passing it over for another one and sorting all rows of the job.
+    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__gt=EPOCH)
     if keep == 0:
         return ended
     age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)
