@@ -43,7 +43,8 @@ def trim(
         return surplus.filter(pk__in=ids).delete_finished() if ids else 0
     with transaction.atomic(using=using):
         ids = list(oldest.select_for_update(skip_locked=True)[:limit])
-        return surplus.filter(pk__in=ids).delete_finished() if ids else 0
+        # By the id alone: they are locked, and a DELETE that reads the range again would wait for those passed over.
+        return JobExecution.objects.using(using).filter(pk__in=ids).delete_finished() if ids else 0
 
 
 def _surplus(
