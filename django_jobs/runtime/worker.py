@@ -202,13 +202,17 @@ class Worker:
     def stop_claiming(self) -> None:
         """Start nothing new; what runs goes on."""
         self._claiming = False
+        self._loops[0].stop()
         self._hungry = True
         self._finisher.hurry()
 
     def drain(self, timeout: float) -> bool:
         """Stop claiming and wait for what runs; return whether all of it ended and was written in time."""
+        deadline = time.monotonic() + timeout
         self.stop_claiming()
-        return self._wait_idle(time.monotonic() + timeout)
+        # A claim that is under way may still bring rows: until it is over, an idle pool means nothing.
+        self._loops[0].join(timeout)
+        return self._wait_idle(deadline)
 
     def shutdown(self, deadline: float) -> bool:
         """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_jobs import clock
+from django_jobs import clock, transitions
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.runtime import runner as module
 from django_jobs.runtime import startup
@@ -351,6 +351,23 @@ class TestRun:
         runner.stop()
         assert runner.run() == DONE
         assert started == []
+
+    def test_rows_of_a_claim_that_is_under_way_are_run_before_the_end(self, monkeypatch: Any, ledger: Ledger) -> None:
+        claim, claimed = transitions.claim, threading.Event()
+
+        def slow(**options: Any) -> list[JobExecution]:
+            rows = claim(**options)
+            if rows:
+                claimed.set()
+                time.sleep(0.3)
+            return rows
+
+        monkeypatch.setattr(transitions, "claim", slow)
+        row = jobs.mark.push()
+        runner = Runner(Options.of())
+        threading.Thread(target=lambda: (claimed.wait(10), runner.stop())).start()
+        assert in_thread(runner.run) == DONE
+        assert statuses() == {row.pk: Status.OK}
 
     def test_no_beat_comes_after_the_goodbye(self) -> None:
         runner = Runner(Options.of(max_time=0.2))
