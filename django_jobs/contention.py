@@ -20,6 +20,10 @@ R = TypeVar("R")
 # PostgreSQL: serialization failure, deadlock. MySQL, MariaDB: deadlock, lock wait timeout, record changed since read.
 _SQLSTATES = {"40001", "40P01"}
 _ERRNOS = {1213, 1205, 1020}
+# PostgreSQL: connection exceptions, the server's or an operator's end of a session, its time limits for idle ones.
+_LOSS_SQLSTATES = ("08", "57P", "25P03", "25P04")
+# MySQL, MariaDB: besides the client's own (2000 to 2999) shutdown, killed connection, ended for inactivity.
+_LOSS_ERRNOS = {1053, 1927, 4031}
 TRIES = 8
 
 
@@ -35,12 +39,30 @@ def is_contention(error: BaseException) -> bool:
 
 
 def is_connection_loss(error: BaseException, using: str) -> bool:
-    """Whether the connection is gone or unusable, so that nothing is known of the last statement."""
+    """Whether the connection is gone or unusable, so that nothing is known of the last statement.
+
+    The error has the first word: when a commit fails Django has often connected anew by the time one can ask.
+    """
     if isinstance(error, InterfaceError):
         return True
     if not isinstance(error, OperationalError) or is_contention(error):
         return False
-    return not connections[using].is_usable() if connections[using].connection is not None else True
+    connection = connections[using]
+    if _tells_loss(error.__cause__, connection.vendor):
+        return True
+    return connection.connection is None or not connection.is_usable()
+
+
+def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
+    if cause is None:
+        return False
+    if vendor == "postgresql":
+        # Without a state the error is of the client: the server was not reached, or fell silent.
+        state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+        return state is None or state.startswith(_LOSS_SQLSTATES)
+    if vendor == "mysql" and cause.args and isinstance(cause.args[0], int):
+        return 2000 <= cause.args[0] < 3000 or cause.args[0] in _LOSS_ERRNOS
+    return False
 
 
 def retried(verb: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""A network cable to the database server that a test can cut and mend."""
+"""A network cable to the database server that a test can cut and mend, or that swallows one answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One connection through the forwarder."""
+
+    client: socket.socket
+    # Has it said what the answer is to be swallowed after?
+    is_suspect: bool = False
+    is_deaf: bool = False
 
 
 class Forwarder:
@@ -16,6 +27,8 @@ class Forwarder:
         self._server = server
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._trap: tuple[bytes, bytes] | None = None
+        self.swallowed = threading.Event()
         self._listener = self._listen(0)
         self.port: int = self._listener.getsockname()[1]
 
@@ -36,6 +49,12 @@ class Forwarder:
         """Let connections through again."""
         self._listener = self._listen(self.port)
 
+    def swallow_answer(self, *, after: bytes, at: bytes) -> None:
+        """Cut off, once, a connection that sent `after` when the server answers to `at`; then `swallowed` is set."""
+        self.swallowed.clear()
+        with self._lock:
+            self._trap = after, at
+
     def _listen(self, port: int) -> socket.socket:
         listener = socket.create_server(("127.0.0.1", port))
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
@@ -54,8 +73,9 @@ class Forwarder:
                     server.close()
                     return
                 self._open |= {client, server}
+            line = Line(client)
             for ends in ((client, server), (server, client)):
-                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+                threading.Thread(target=self._pump, args=(*ends, line), daemon=True).start()
 
     def _connect(self) -> socket.socket:
         if isinstance(self._server, tuple):
@@ -64,9 +84,15 @@ class Forwarder:
         server.connect(self._server)
         return server
 
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, line: Line) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if source is line.client:
+                    self._listen_in(data, line)
+                elif line.is_deaf:
+                    # The server has done what it was asked for, and nobody hears of it.
+                    self.swallowed.set()
+                    break
                 target.sendall(data)
         with self._lock:
             self._open -= {source, target}
@@ -74,6 +100,15 @@ class Forwarder:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def _listen_in(self, data: bytes, line: Line) -> None:
+        with self._lock:
+            if self._trap is None:
+                return
+            after, at = self._trap
+            line.is_suspect |= after in data
+            if line.is_suspect and at in data:
+                line.is_deaf, self._trap = True, None
 
 
 @contextlib.contextmanager

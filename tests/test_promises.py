@@ -26,6 +26,8 @@ Start = Callable[..., Runjobs]
 
 # A killed process is found after 2 to 3 s.
 HASTY = {"HEARTBEAT_INTERVAL": 0.5, "WORKER_LOST_AFTER": 2}
+# Statements are looked at on their way.
+PLAIN = {"PGSSLMODE": "disable", "PGGSSENCMODE": "disable"}
 DEFAULTS: dict[str, Any] = {
     "POLL_INTERVAL": 1,
     "HEARTBEAT_INTERVAL": 10,
@@ -92,26 +94,6 @@ def test_what_a_killed_worker_ran_runs_again_with_retry_and_is_an_error_without(
     assert len(ledger.starts(over.pk)) == 1
     assert jobs.slow.using(key="K", delay=3600).push(s=0).created is True
     canary(ledger, rescuer)
-    assert_consistent()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", ["--scheduler", "--sweep"])
-def test_a_process_of_any_role_rescues_what_a_killed_worker_ran(role: str, runjobs: Start, ledger: Ledger) -> None:
-    """The worker is killed and only a scheduler or a sweeper is up: nothing moves its row on.
-
-    Sources: RealOrangeOne/django-tasks#46, ricwo/pq#23.
-    """
-    victim = runjobs("--worker", jobs=HASTY).wait_ready()
-    again, over = jobs.slow_retry.push(s=60), jobs.slow.push(s=60)
-    began(ledger, again, over)
-    victim.kill()
-    victim.wait()
-    runjobs(role, jobs=HASTY).wait_ready()
-    became(again, Status.PENDING, 10)
-    became(over, Status.ERROR, 10)
-    assert (again.attempt, again.completed_at) == (1, None)
-    assert "WorkerLost" in again.error and "WorkerLost" in over.error
     assert_consistent()
 
 
@@ -189,6 +171,22 @@ def test_a_stop_hands_back_what_has_retry_and_ends_what_has_none(
     assert all(len(ledger.starts(row.pk)) == 1 for row in without)
     assert_no_success_without_its_end(ledger, with_retry)
     canary(ledger, second)
+    assert_consistent()
+
+
+@pytest.mark.parametrize("heed", [True, False])
+def test_a_cancel_reaches_a_handler_in_another_process_within_two_seconds(
+    heed: bool, runjobs: Start, ledger: Ledger
+) -> None:
+    """Without notifications a cancel of a running job has no effect at all. Source: river 0.40.0 changelog."""
+    process = runjobs("--worker", jobs={"INTERRUPT_GRACE": 0.2}).wait_ready()
+    row = jobs.slow_retry.push(s=30, heed=heed)
+    began(ledger, row)
+    row.cancel(by="a person")
+    became(row, Status.CANCELLED, 2.5)
+    assert len(ledger.ends(row.pk)) == int(heed)
+    assert (row.cancelled_by_name, row.attempt) == ("a person", 1)
+    canary(ledger, process)
     assert_consistent()
 
 
@@ -276,6 +274,61 @@ def test_with_the_settings_as_they_are_an_outage_of_a_minute_rescues_no_healthy_
     runjobs: Start, ledger: Ledger, tmp_path: Path
 ) -> None:
     outage(60, {**DEFAULTS, "CONCURRENCY": 5}, runjobs, ledger, tmp_path)
+
+
+# The connection is lost after the server did its work, and before its answer came
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_an_atomic_job_whose_commit_went_unanswered_is_not_run_again(runjobs: Start, ledger: Ledger) -> None:
+    with forwarded_database() as (cable, url):
+        process = runjobs("--worker", DATABASE_URL=url, **PLAIN).wait_ready()
+        cable.swallow_answer(after=b"acc_thing", at=b"COMMIT")
+        row = jobs.atomic_thing.push(name="made")
+        assert cable.swallowed.wait(10)
+        became(row, Status.OK)
+        canary(ledger, process)
+        row.refresh_from_db()
+        assert (row.status, row.attempt, row.errors) == (Status.OK, 1, [])
+        assert len(ledger.starts(row.pk)) == Thing.objects.count() == 1
+        assert process.output.count(f"ok acc.atomic_thing {row.pk}") == 1
+    assert_consistent()
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_an_end_whose_write_went_unanswered_is_recorded_and_told_once(runjobs: Start, ledger: Ledger) -> None:
+    with forwarded_database() as (cable, url):
+        process = runjobs("--worker", DATABASE_URL=url, **PLAIN).wait_ready()
+        cable.swallow_answer(after=b"attempt = attempt - ", at=b"COMMIT")
+        row = jobs.boom_retry.push()
+        assert cable.swallowed.wait(10)
+        became(row, Status.ERROR)
+        canary(ledger, process)
+        assert [entry.attempt for entry in ledger.starts(row.pk)] == [1, 2, 3]
+        assert [entry["attempt"] for entry in row.errors] == [1, 2, 3]
+        for attempt in (1, 2, 3):
+            assert process.output.count(f"acc.boom_retry {row.pk} attempt {attempt}/3") == 1
+    assert_consistent()
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.slow
+def test_a_row_whose_claim_went_unanswered_is_handed_back_and_runs_once(runjobs: Start, ledger: Ledger) -> None:
+    claimed = b"run_no = run_no + 1"
+    row = jobs.mark.push()
+    with forwarded_database() as (cable, url):
+        cable.swallow_answer(after=claimed, at=b"COMMIT" if connection.vendor == "mysql" else claimed)
+        process = runjobs("--worker", DATABASE_URL=url, **PLAIN).wait_ready()
+        assert cable.swallowed.wait(10)
+        row.refresh_from_db()
+        assert row.status == Status.RUNNING
+        became(row, Status.OK, 40)
+        assert (row.attempt, len(ledger.starts(row.pk)), len(ledger.ends(row.pk))) == (1, 1, 1)
+        canary(ledger, process)
+    assert_consistent()
 
 
 # Many at once
