@@ -42,8 +42,8 @@ def uuid7() -> uuid.UUID:
 def from_database(value: datetime, connection: BaseDatabaseWrapper) -> datetime:
     """Return a datetime read from a column as an aware UTC one.
 
-    With USE_TZ=False PostgreSQL hands out naive values in the connection's time zone (the one hour a year that exists
-    twice there is read as its first pass); elsewhere the naive value is UTC, as UTCDateTimeField stored it.
+    With USE_TZ=False PostgreSQL hands out naive values in the connection's time zone, whose `fold` tells the two passes
+    of a repeated hour apart; elsewhere the naive value is UTC, as UTCDateTimeField stored it.
     """
     if timezone.is_naive(value):
         if connection.vendor == "postgresql":

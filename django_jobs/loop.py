@@ -47,7 +47,7 @@ class Loop:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._last_error = ""
+        self._told: set[str] = set()
 
     def start(self) -> None:
         """Start the thread."""
@@ -97,14 +97,15 @@ class Loop:
             return self._failed(error)
         if self._failures:
             logger.warning("%s works again after %d failures", self.name, self._failures)
-            self._failures, self._last_error = 0, ""
+            self._failures = 0
+            self._told.clear()
         return max(delay, 0.0)
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
         kind = f"{type(error).__name__}: {error}"
-        if kind != self._last_error:
-            self._last_error = kind
+        if kind not in self._told:
+            self._told.add(kind)
             logger.warning(
                 "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from django.apps import apps
-from django.db import models
+from django.db import models, router
 from django.db.models import Exists, OuterRef, Q
 
 from django_jobs.states import FINAL, LIVE, Status
@@ -76,7 +76,8 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
     def delete_finished(self) -> int:
         """Delete the finished rows of this set in one statement and return how many; live rows stay."""
         # No collector: these rows have no relations, and loading a million of them to ask would be the cost of a trim.
-        return self.finished()._raw_delete(self.db)
+        alias = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]  # The stubs leave _db out.
+        return self.finished()._raw_delete(alias)
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):
