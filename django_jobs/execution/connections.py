@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from django.db import connections
@@ -31,7 +32,7 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
                 connection.close_if_unusable_or_obsolete()
         except Exception:
             logger.exception("the connection to %r could not be cleaned and is dropped", connection.alias)
-            connection.connection = None
+            _drop(connection)
 
 
 def is_left_open(connection: BaseDatabaseWrapper) -> bool:
@@ -61,6 +62,12 @@ def roll_back(connection: BaseDatabaseWrapper) -> None:
         connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
     except Exception:  # noqa: BLE001 - closed by the handler, or lost: the next use connects anew
         connection.close()
+
+
+def _drop(connection: BaseDatabaseWrapper) -> None:
+    with contextlib.suppress(Exception):
+        connection.connection.close()
+    connection.connection = None
 
 
 def close_all() -> None:

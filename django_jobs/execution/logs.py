@@ -167,13 +167,13 @@ def _entry(line: tuple[float, str, str, str]) -> dict[str, Any]:
 def _text(record: logging.LogRecord) -> str:
     try:
         message: object = record.getMessage()
-    except Exception:  # noqa: BLE001 - arguments that do not fit are the project's fault, and no reason to fail the job
+    except BaseException:  # noqa: BLE001 - arguments that do not fit are the project's fault, and no reason to fail the job
         message = f"{clean_text(record.msg, LINE_LENGTH // 2)} <its arguments do not fit>"
     text = clean_text(message, LINE_LENGTH)
     if record.exc_info and record.exc_info[0] is not None:
         try:
             formatted = "".join(traceback.format_exception(*record.exc_info))
-        except Exception:  # noqa: BLE001 - as above
+        except BaseException:  # noqa: BLE001 - as above
             formatted = f"{record.exc_info[0].__qualname__} <its traceback cannot be shown>"
         text = f"{text}\n{clean_middle(formatted.rstrip(), TRACEBACK_LENGTH)}"
     if record.stack_info:
