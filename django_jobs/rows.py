@@ -23,52 +23,51 @@ if TYPE_CHECKING:
 
 TABLE = JobExecution._meta.db_table
 WORKER_TABLE = Worker._meta.db_table
-# What a claim reads back: not what it has just written itself, nor what only the next end of the row will write.
-_SKIPPED = {
-    "logs",
-    "result",
-    "progress",
-    "hinted_at",
-    "status",
-    "worker_id",
-    "started_at",
-    "updated_at",
-    "completed_at",
-}
-FIELDS = [field for field in JobExecution._meta.concrete_fields if field.attname not in _SKIPPED]
-NAMES = [field.attname for field in FIELDS]
-_PAYLOAD = NAMES.index("payload")
+Fields = tuple[Any, ...]
+# Without what only the end of a run writes; logs are the large ones.
+READ: Fields = tuple(
+    field for field in JobExecution._meta.concrete_fields if field.attname not in {"logs", "result", "progress"}
+)
+# Without what the claim has just written itself, or no run reads.
+_WRITTEN = {"hinted_at", "status", "worker_id", "started_at", "updated_at", "completed_at"}
+CLAIMED: Fields = tuple(field for field in READ if field.attname not in _WRITTEN)
 
 
-def columns(connection: BaseDatabaseWrapper, prefix: str = "") -> str:
-    """Return the claimed columns as a SQL list, each quoted."""
-    return ", ".join(prefix + connection.ops.quote_name(str(field.column)) for field in FIELDS)
+def columns(connection: BaseDatabaseWrapper, fields: Fields, prefix: str = "") -> str:
+    """Return fields as a SQL list of columns, each quoted."""
+    return ", ".join(prefix + connection.ops.quote_name(field.column) for field in fields)
 
 
 @lru_cache(maxsize=32)
-def _converters(alias: str, use_tz: bool) -> list[tuple[int, list[Callable[..., Any]]]]:
+def _plan(
+    alias: str, use_tz: bool, fields: Fields
+) -> tuple[list[str], int, list[tuple[int, list[Callable[..., Any]]]]]:
+    """Return the attribute names, where the payload is, and which positions need which converters."""
     connection = connections[alias]
     # psycopg hands out aware datetimes under USE_TZ already.
     ready: tuple[type, ...] = (UTCDateTimeField,) if connection.vendor == "postgresql" and use_tz else ()
-    found = []
-    for position, field in enumerate(FIELDS):
+    converters = []
+    for position, field in enumerate(fields):
         steps = connection.ops.get_db_converters(Col(TABLE, field)) + field.get_db_converters(connection)
         if steps and not isinstance(field, ready):
-            found.append((position, steps))
-    return found
+            converters.append((position, steps))
+    names = [field.attname for field in fields]
+    return names, names.index("payload"), converters
 
 
-def executions(rows: Sequence[Sequence[Any]], connection: BaseDatabaseWrapper, **written: Any) -> list[JobExecution]:
+def executions(
+    rows: Sequence[Sequence[Any]], connection: BaseDatabaseWrapper, fields: Fields, **written: Any
+) -> list[JobExecution]:
     """Build executions from rows of `columns()` and the values that the statement wrote to all of them.
 
     Fields in neither are deferred. The payload's text is kept as the database gave it. Model.from_db() and __init__()
     are passed by: they look at each of forty fields twice, which is a third of what a claim costs in Python.
     """
-    converters = _converters(connection.alias, get_settings().use_tz)
+    names, payload, converters = _plan(connection.alias, get_settings().use_tz, fields)
     built = []
     for row in rows:
         values = list(row)
-        text = values[_PAYLOAD]
+        text = values[payload]
         for position, steps in converters:
             value = values[position]
             for step in steps:
@@ -77,7 +76,7 @@ def executions(rows: Sequence[Sequence[Any]], connection: BaseDatabaseWrapper, *
         execution = JobExecution.__new__(JobExecution)
         execution._state = ModelState()
         execution._state.adding, execution._state.db = False, connection.alias
-        execution.__dict__.update(zip(NAMES, values, strict=True), _payload_json=text, **written)
+        execution.__dict__.update(zip(names, values, strict=True), _payload_json=text, **written)
         built.append(execution)
     return built
 

@@ -91,18 +91,18 @@ def claim(
         statement = (
             f"WITH best AS MATERIALIZED (SELECT id {best} FOR NO KEY UPDATE SKIP LOCKED) "
             f"UPDATE {table} AS t SET {_CLAIMED} FROM best WHERE t.id = best.id "
-            f"RETURNING {rows.columns(connection, 't.')}"
+            f"RETURNING {rows.columns(connection, rows.CLAIMED, 't.')}"
         )
         parameters = [*chosen, *changed]
     else:
         statement = (
             f"UPDATE {table} SET {_CLAIMED} WHERE id IN (SELECT id {best}) AND status = 'pending' "
-            f"RETURNING {rows.columns(connection)}"
+            f"RETURNING {rows.columns(connection, rows.CLAIMED)}"
         )
         parameters = [*changed, *chosen]
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
-        claimed = rows.executions(cursor.fetchall(), connection, **written)
+        claimed = rows.executions(cursor.fetchall(), connection, rows.CLAIMED, **written)
     # RETURNING promises no order.
     claimed.sort(key=lambda row: (row.rank, row.scheduled_at, row.pk))
     return claimed
@@ -118,8 +118,8 @@ def _claim_in_two_steps(
 ) -> list[JobExecution]:
     # MariaDB and MySQL have no UPDATE … RETURNING: lock and read, then write, in one short transaction.
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        cursor.execute(f"SELECT {rows.columns(connection)} {best} FOR UPDATE SKIP LOCKED", chosen)
-        claimed = rows.executions(cursor.fetchall(), connection, **written)
+        cursor.execute(f"SELECT {rows.columns(connection, rows.CLAIMED)} {best} FOR UPDATE SKIP LOCKED", chosen)
+        claimed = rows.executions(cursor.fetchall(), connection, rows.CLAIMED, **written)
         if not claimed:
             return []
         ids = [rows.identity(row.pk, connection) for row in claimed]

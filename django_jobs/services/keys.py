@@ -103,14 +103,14 @@ def _read(connection: Any, wanted: tuple[str, str | None], lock: str = "") -> Jo
     # By hand: building this query costs the ORM longer than the database takes for it, at every push with a key.
     with connection.cursor() as cursor:
         cursor.execute(_select(connection) + lock, wanted)
-        found = rows.executions(cursor.fetchall(), connection)
+        found = rows.executions(cursor.fetchall(), connection, rows.READ)
     return found[0] if found else None
 
 
 def _select(connection: Any) -> str:
     text = _selects.get(connection.vendor)
     if text is None:
-        columns = rows.columns(connection)
+        columns = rows.columns(connection, rows.READ)
         text = f"SELECT {columns} FROM {rows.TABLE} WHERE job_name = %s AND active_key = %s"  # noqa: S608 - our names
         _selects[connection.vendor] = text
     return text
