@@ -2,7 +2,7 @@
 
 At most one exception is sent to a run. It is sent under the gate's lock, while the handler is inside and no shield is
 up; whoever closes the gate or raises a shield first takes what is on its way. So it can land in the handler or in
-close(), and nowhere else.
+close(), and nowhere else. (Python swallows one that lands in a finalizer; the ladder then gives the run up.)
 """
 
 from __future__ import annotations

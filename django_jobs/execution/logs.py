@@ -47,10 +47,17 @@ class Capture:
     def add(self, record: logging.LogRecord) -> None:
         """Take one line, out of reach of interrupts: one that waits for that is raised afterwards."""
         with self.gate:
-            if self.buffer is None:
-                with _making:
-                    self.buffer = self.buffer or LogBuffer(get_settings().log_max_entries)
-            self.buffer.add(record)
+            self._opened().add(record)
+
+    def _opened(self) -> LogBuffer:
+        if self.buffer is not None:
+            return self.buffer
+        # Threads of one run may log their first lines at once.
+        with _making:
+            buffer = self.buffer
+            if buffer is None:
+                buffer = self.buffer = LogBuffer(get_settings().log_max_entries)
+            return buffer
 
     def close(self) -> None:
         """Take no more lines."""
