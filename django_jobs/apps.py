@@ -16,8 +16,9 @@ class DjangoJobsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, then the jobs; what is wrong with a jobs.py is raised here."""
-        from django_jobs import checks  # noqa: F401 - registers itself
+        """Register the checks, the log lines and the jobs; what is wrong with a jobs.py is raised here."""
+        from django_jobs import checks, signals  # noqa: F401 - the checks register themselves
 
+        signals.connect_logging()
         registry.autodiscover()
         registry.resolve()

@@ -14,7 +14,6 @@ from functools import partial
 
 from django.db import Error, connections
 
-from django_jobs import signals
 from django_jobs.conf import get_settings
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import MAX_BACKOFF, Loop, Tick
@@ -33,6 +32,25 @@ DONE, FAILED, USAGE, NO_DATABASE = 0, 1, 2, 3
 # After the drain: for signalling and interrupting what still runs, for writing how it ended, for saying goodbye.
 AFTER_DRAIN = 7.0
 GOODBYE = 1.5
+# For what Python waits for when a process ends: threads that are no daemons, hooks of the project.
+LINGER = 2.0
+
+
+def end_soon(code: int) -> None:
+    """End this process within LINGER seconds, also when threads that handlers left behind would keep it alive.
+
+    Those are threads of their own making, and of pools for synchronous code of coroutines.
+    """
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    timer = threading.Timer(LINGER, end)
+    timer.daemon = True
+    timer.start()
 
 
 class Runner:
@@ -74,7 +92,6 @@ class Runner:
         """Find the database and make the parts; a signal may end this anywhere."""
         wait_for_database(self._using, self._say)
         check_tables(self._using)
-        signals.connect_logging()
         parts = Parts.make(
             self._options, using=self._using, beat=self._beat, on_recycle=self._on_recycle, on_death=self._on_death
         )
