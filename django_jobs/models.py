@@ -161,6 +161,30 @@ class JobExecution(models.Model):
 
         return await services.aretry(self, by=by)
 
+    def copy(self, *, by: Any = None) -> JobExecution:
+        """Push a new execution with what this finished one had and return it; raise WrongStatus or KeyTaken."""
+        from django_jobs import services
+
+        return services.copy(self, by=by)
+
+    async def acopy(self, *, by: Any = None) -> JobExecution:
+        """See copy()."""
+        from django_jobs import services
+
+        return await services.acopy(self, by=by)
+
+    def start_now(self, *, by: Any = None) -> JobExecution:
+        """Make a scheduled or parked row pending before its time; raise WrongStatus for other ones."""
+        from django_jobs import services
+
+        return services.start_now(self, by=by)
+
+    async def astart_now(self, *, by: Any = None) -> JobExecution:
+        """See start_now()."""
+        from django_jobs import services
+
+        return await services.astart_now(self, by=by)
+
 
 class JobState(models.Model):
     """What all processes share about one job: its cron cursor, its pause and its last skipped tick."""
@@ -176,8 +200,8 @@ class JobState(models.Model):
     skips = models.PositiveBigIntegerField(_("skipped ticks"), default=0)
 
     class Meta:
-        verbose_name = _("job state")
-        verbose_name_plural = _("job states")
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
         default_permissions = ()
 
     def __str__(self) -> str:

@@ -122,7 +122,7 @@ def test_an_error_may_be_long() -> None:
     assert len(row.error) == 100_000
 
 
-@pytest.mark.parametrize("verb", ["cancel", "retry"])
+@pytest.mark.parametrize("verb", ["cancel", "retry", "copy", "start_now"])
 def test_a_row_offers_the_services_as_methods(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from django_jobs import services
 
@@ -133,7 +133,7 @@ def test_a_row_offers_the_services_as_methods(verb: str, monkeypatch: pytest.Mon
     assert seen == [(row, person)]
 
 
-@pytest.mark.parametrize("verb", ["cancel", "retry"])
+@pytest.mark.parametrize("verb", ["cancel", "retry", "copy", "start_now"])
 def test_the_methods_have_twins_for_async_code(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 

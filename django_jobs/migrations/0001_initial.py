@@ -29,8 +29,8 @@ class Migration(migrations.Migration):
                 ("skips", models.PositiveBigIntegerField(default=0, verbose_name="skipped ticks")),
             ],
             options={
-                "verbose_name": "job state",
-                "verbose_name_plural": "job states",
+                "verbose_name": "job",
+                "verbose_name_plural": "jobs",
                 "default_permissions": (),
             },
         ),

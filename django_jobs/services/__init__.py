@@ -6,7 +6,9 @@ from django_jobs.services.bulk import Report, cancel_many, retry_many
 from django_jobs.services.keys import overlap_key
 from django_jobs.services.operations import (
     acancel,
+    acopy,
     aretry,
+    astart_now,
     atrigger,
     cancel,
     copy,
@@ -20,9 +22,11 @@ from django_jobs.services.push import apush, apush_many, push, push_many
 __all__ = [
     "Report",
     "acancel",
+    "acopy",
     "apush",
     "apush_many",
     "aretry",
+    "astart_now",
     "atrigger",
     "cancel",
     "cancel_many",

@@ -125,6 +125,11 @@ def copy(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     return stored
 
 
+async def acopy(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
+    """See copy()."""
+    return await sync_to_async(copy, thread_sensitive=True)(execution, by)
+
+
 @service
 def start_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     """Make a scheduled or parked execution pending before its time and return it; raise WrongStatus for other ones."""
@@ -138,6 +143,11 @@ def start_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     reload(row, using=using)
     hint(connections[using], (row,))
     return row
+
+
+async def astart_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
+    """See start_now()."""
+    return await sync_to_async(start_now, thread_sensitive=True)(execution, by)
 
 
 @service

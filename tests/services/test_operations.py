@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.db import transaction
 
@@ -405,6 +406,19 @@ class TestStartNow:
     def test_a_row_that_is_gone_is_refused(self) -> None:
         with pytest.raises(WrongStatus, match="no execution"):
             services.start_now(uuid7())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_copy_and_start_now_have_twins_for_async_code() -> None:
+    done, waiting = JobExecutionFactory(ok=True, payload={"tag": "x"}), JobExecutionFactory(scheduled=True)
+
+    async def story() -> tuple[JobExecution, JobExecution]:
+        return await services.acopy(done, by="ada"), await services.astart_now(waiting.pk)
+
+    # In a test the thread-sensitive calls belong to the test's own thread and connection.
+    copied, started = async_to_sync(story)()
+    assert (copied.copied_from, copied.payload, copied.triggered_by) == (done.pk, {"tag": "x"}, "ada")
+    assert (started.pk, started.status) == (waiting.pk, Status.PENDING)
 
 
 class TestTrigger:
