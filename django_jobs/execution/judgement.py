@@ -128,7 +128,7 @@ def _released(run: Run, exception: BaseException | None = None) -> Outcome:
     """Hand the row back, or, without retry, end it: its handler began, and is never started twice."""
     if run.job.has_retry:
         return Released()
-    return failed(run, exception or Cancelled(), message=None if exception else "interrupted by shutdown")
+    return failed(run, exception or Cancelled("interrupted by shutdown"))
 
 
 def _aborted_by(run: Run, exception: BaseException) -> Aborted:

@@ -20,7 +20,7 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 
 from django_jobs.runtime.console import console
 from django_jobs.runtime.reload import run_reloading
-from django_jobs.runtime.runner import NO_DATABASE, USAGE, Runner
+from django_jobs.runtime.runner import NO_DATABASE, USAGE, Runner, end_soon
 from django_jobs.runtime.startup import ROLES, DatabaseNotReady, Options, UsageError
 
 
@@ -48,6 +48,18 @@ class Command(BaseCommand):
         parser.add_argument(
             "--reload", action="store_true", help="Begin anew when a source file changes (development)."
         )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a process of its own, which ends when its work does."""
+        code = 1
+        try:
+            super().run_from_argv(argv)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            raise
+        finally:
+            end_soon(code)
 
     def check(self, *args: Any, **kwargs: Any) -> Any:
         """Run the system checks; what they find wrong is a mistake in the settings."""

@@ -1,0 +1,138 @@
+"""A process that is asked to stop ends in time, and what it ran is where it belongs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_jobs.models import JobExecution, Worker
+from django_jobs.states import Status
+from tests.acc import jobs
+from tests.factories import JobExecutionFactory
+from tests.support import Ledger, Runjobs, assert_consistent, wait_for
+
+pytestmark = pytest.mark.subprocess
+
+Start = Callable[..., Runjobs]
+
+STUBBORN = {"DJANGO_SETTINGS_MODULE": "tests.cases.stubborn.settings"}
+# What follows a drain: to interrupt, to write, to say goodbye.
+AFTER_DRAIN = 7.0
+
+WITH_RETRY = ("stubborn.asleep_retry", "stubborn.swallowing_retry")
+WITHOUT = (
+    "stubborn.in_a_system_call",
+    "stubborn.shielded",
+    "stubborn.uninterruptible",
+    "stubborn.async_deaf",
+    "stubborn.async_in_a_thread",
+    "stubborn.async_in_the_pool",
+)
+
+
+def pending(name: str, **values: Any) -> JobExecution:
+    """A row of a job that only the processes know."""
+    return JobExecutionFactory(pending=True, job_name=name, **values)
+
+
+def began(ledger: Ledger, *rows: JobExecution) -> None:
+    wait_for(lambda: all(ledger.starts(row.pk) for row in rows), 20, "the handlers began")
+
+
+def became(row: JobExecution, status: str, timeout: float = 20) -> JobExecution:
+    def is_there() -> bool:
+        row.refresh_from_db()
+        return row.status == status
+
+    wait_for(is_there, timeout, f"{row} became {status}")
+    return row
+
+
+def canary(ledger: Ledger, process: Runjobs) -> None:
+    """Check that this process, the only one that works, still does."""
+    row = became(jobs.mark.push(tag="canary"), Status.OK, 15)
+    assert [entry.pid for entry in ledger.ends(row.pk)] == [process.pid]
+
+
+def seconds_to_end(process: Runjobs, number: int = signal.SIGTERM, *, within: float) -> float:
+    started = time.monotonic()
+    process.kill(number)
+    process.wait(within)
+    return time.monotonic() - started
+
+
+# Whatever the handlers do
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        pytest.param({"DRAIN_TIMEOUT": 0.5, "INTERRUPT_GRACE": 0.5}, 0.5 + AFTER_DRAIN, id="short"),
+        pytest.param({"DRAIN_TIMEOUT": 20, "INTERRUPT_GRACE": 5}, 27, id="the defaults"),
+    ],
+)
+def test_a_stop_takes_27_seconds_at_most_whatever_the_handlers_do(
+    settings: dict[str, Any], limit: float, runjobs: Start, ledger: Ledger
+) -> None:
+    """Handlers that cannot be stopped keep the process alive until the platform kills it, and their rows "processing".
+
+    Sources: riverqueue/river PR#1290, dabapps/django-db-queue PR#44.
+    """
+    process = runjobs("--worker", jobs={**settings, "CONCURRENCY": 12}, **STUBBORN).wait_ready()
+    again = [pending(name, max_attempts=3) for name in WITH_RETRY]
+    over = [pending(name) for name in WITHOUT]
+    left = became(pending("stubborn.leaving_a_thread"), Status.OK)
+    began(ledger, *again, *over)
+    # Once it runs, no other coroutine does.
+    over.append(pending("stubborn.async_blocking"))
+    began(ledger, *over)
+    took = seconds_to_end(process, within=limit + 10)
+    assert took < limit, process.output
+    assert process.process.returncode == 0, process.output
+    for row in again:
+        row.refresh_from_db()
+        assert (row.status, row.attempt) == (Status.PENDING, 0)
+    for row in over:
+        row.refresh_from_db()
+        assert (row.status, row.attempt) == (Status.ERROR, 1)
+        assert "interrupted by shutdown" in row.error
+    assert ledger.ends() == ledger.ends(left.pk)
+    assert Worker.objects.get().stopped_at is not None
+    assert_consistent()
+    after = runjobs("--worker", jobs={"CONCURRENCY": 12}, **STUBBORN).wait_ready()
+    wait_for(lambda: all(len(ledger.starts(row.pk)) == 2 for row in again), 15, "what has retry runs again")
+    assert all(len(ledger.starts(row.pk)) == 1 for row in over)
+    canary(ledger, after)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_process_ends_within_a_second_of_a_signal(
+    number: signal.Signals, runjobs: Start, ledger: Ledger
+) -> None:
+    """Threads of timers and heartbeats keep the process alive after SIGTERM. Source: knifecake/steady-queue#16."""
+    process = runjobs().wait_ready()
+    canary(ledger, process)
+    assert seconds_to_end(process, number, within=10) < 1
+    assert process.process.returncode == 0
+    assert Worker.objects.get().stop_reason == number.name
+    assert_consistent()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_any_moment_of_the_start_ends_the_process(number: signal.Signals, runjobs: Start) -> None:
+    """See above. Before the command is reached it is Python's own end; from then on the exit code is 0."""
+    codes = []
+    for hundredths in range(0, 160, 20):
+        process = runjobs()
+        time.sleep(hundredths / 100)
+        assert seconds_to_end(process, number, within=10) < 5, process.output
+        codes.append(process.process.returncode)
+        assert codes[-1] == 0 or "queues: " not in process.output, process.output
+    assert 0 in codes
+    assert not Worker.objects.filter(stopped_at=None).exists()
