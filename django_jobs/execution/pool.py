@@ -162,8 +162,9 @@ class Pool:
                 signals.emit(signals.job_started, run.job, run.execution)
                 outcome = execute(run)
                 self._interrupter.unregister(run)
-                if run.interrupted:
-                    # An exception that was aimed at this thread may still be on its way: nothing else runs here.
+                if run.interrupted or run.abandoned:
+                    # An exception that was aimed at this thread may still be on its way, or another thread has taken
+                    # its place: nothing else runs here.
                     with self._lock:
                         self._threads.pop(threading.get_ident(), None)
                     self._end(run, outcome)
