@@ -7,15 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_jobs import clock, retention, transitions
 from django_jobs.contention import is_connection_loss, is_contention
-from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
+from django_jobs.execution.endings import ending_of, surplus_of
+from django_jobs.execution.outcomes import Failed, Ok
 from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution
 from django_jobs.states import FINAL, Status
@@ -30,34 +30,6 @@ BATCH_SECONDS = 0.05
 BACKLOG_MAX = 1000
 TRIM_EVERY = 1.0
 UNSTORABLE = "The outcome could not be stored; see the log of the worker."
-
-
-def ending_of(run: Run, now: datetime, *, surplus: bool = False) -> Ending | None:
-    """Return the row's new state for a run's outcome; None when the row is not this run's any more.
-
-    `surplus`: so many newer successes of the job are there that this one would not be kept.
-    """
-    row, job, outcome = run.execution, run.job, run.outcome
-    if isinstance(outcome, Ok) and (surplus or job.retention(Status.OK) == 0):
-        return transitions.succeed(row, drop=True)
-    detail: dict[str, Any] = {"logs": run.log_entries(), "progress": run.progress}
-    match outcome:
-        case Ok(result=result):
-            return transitions.succeed(row, result=result, **detail)
-        case Failed(message=message, error=entry, fingerprint=fingerprint, delay=None):
-            drop = job.retention(Status.ERROR) == 0
-            return transitions.fail(row, error=message, entry=entry, fingerprint=fingerprint, drop=drop, **detail)
-        case Failed(message=message, error=entry, fingerprint=fingerprint, delay=delay):
-            at = now + timedelta(seconds=delay or 0)
-            return transitions.reschedule(row, at=at, error=message, entry=entry, fingerprint=fingerprint, **detail)
-        case Rescheduled(delay=delay):
-            return transitions.reschedule(row, at=now + timedelta(seconds=delay), refund=True, **detail)
-        case Aborted(error=entry):
-            return transitions.abort(row, entry=entry, drop=job.retention(Status.CANCELLED) == 0, **detail)
-        case Released():
-            return transitions.release(row, **detail)
-        case Lost() | None:
-            return None
 
 
 class Finisher:
@@ -192,7 +164,7 @@ class Finisher:
         self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk)) in FINAL})
 
     def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> dict[UUID, Status]:
-        surplus = _surplus(batch)
+        surplus = surplus_of(batch)
         endings = {
             run.execution.pk: ending
             for run in batch
@@ -276,45 +248,3 @@ class Finisher:
                 retention.trim(name, status, keep, max_age, now=now, using=self._using)
             except DatabaseError as error:
                 logger.debug("old executions of %s were not trimmed: %s", name, error)
-
-
-def _surplus(batch: Sequence[Run]) -> set[Run]:
-    """Return the successes of a batch that newer ones of it push out at once: deleted, they cost less than updated."""
-    successes: dict[str, list[Run]] = {}
-    for run in batch:
-        if isinstance(run.outcome, Ok) and not run.recorded:
-            successes.setdefault(run.job.name, []).append(run)
-    surplus: set[Run] = set()
-    for runs in successes.values():
-        keep = runs[0].job.retention(Status.OK)
-        if keep is not None and len(runs) > keep:
-            surplus.update(runs[: len(runs) - keep])
-    return surplus
-
-
-def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
-    """Return what writes an atomic run's end inside the handler's own transaction; False says ownership was lost."""
-
-    def finish_inside(outcome: Outcome) -> bool:
-        run.outcome = outcome
-        now = clock.now(using)
-        ending = ending_of(run, now)
-        if ending is None:
-            return False
-        if ending.drop:
-            # Kept until the commit is known: a deleted row could not tell a lost reply from a lost row.
-            ending = transitions.succeed(run.execution, logs=ending.logs, progress=ending.progress)
-        return bool(transitions.finish([ending], now=now, using=using))
-
-    return finish_inside
-
-
-def settler(run: Run, using: str) -> Callable[[], bool]:
-    """Return what tells, after a commit whose reply was lost, whether the run's end is in the database."""
-
-    def settle() -> bool:
-        connections[using].close()
-        rows = JobExecution.objects.using(using).filter(pk=run.execution.pk, run_no=run.execution.run_no)
-        return rows.filter(status=Status.OK).exists()
-
-    return settle

@@ -12,7 +12,8 @@ from uuid import UUID
 from django_jobs import clock, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.announcer import Announcer
-from django_jobs.execution.finisher import Finisher, recorder, settler
+from django_jobs.execution.endings import recorder, settler
+from django_jobs.execution.finisher import Finisher
 from django_jobs.execution.liveness import Liveness, Watch
 from django_jobs.execution.pool import Pool
 from django_jobs.execution.run import Run
