@@ -10,6 +10,8 @@ from django.db import connections
 
 # Fresh enough by both clocks: the monotonic one stands still while some hosts sleep, the wall clock can be set.
 MAX_AGE = 60.0
+# A step back by less than this is taken for the round trip's, which varies under load, not for the clock's.
+JITTER = 1.0
 
 _QUERIES = {
     "postgresql": "SELECT extract(epoch FROM clock_timestamp())::float8",
@@ -22,6 +24,8 @@ class _Reading:
     offset: float  # database epoch seconds minus time.monotonic()
     monotonic: float
     wall: float
+    # Database epoch seconds that were told already: time stands still until it comes there again.
+    floor: float = 0.0
 
 
 _readings: dict[str, _Reading] = {}
@@ -30,7 +34,8 @@ _readings: dict[str, _Reading] = {}
 def refresh(using: str) -> None:
     """Measure the offset of the database clock to this process's monotonic clock; one short query.
 
-    The middle of the round trip is taken as the moment of the answer. SQLite has no server: its host's clock is read.
+    The middle of the round trip is taken as the moment of the answer. What this process was told does not go back by
+    it, or a run could end before it began. SQLite has no server: its host's clock is read.
     """
     connection = connections[using]
     query = _QUERIES.get(connection.vendor)
@@ -41,7 +46,10 @@ def refresh(using: str) -> None:
         cursor.execute(query)
         epoch = float(cursor.fetchone()[0])
     after = time.monotonic()
-    _readings[using] = _Reading(epoch - (before + after) / 2, after, time.time())
+    offset, old = epoch - (before + after) / 2, _readings.get(using)
+    told = 0.0 if old is None else max(after + old.offset, old.floor)
+    floor = told if 0 < told - (after + offset) < JITTER else 0.0
+    _readings[using] = _Reading(offset, after, time.time(), floor)
 
 
 def now(using: str) -> datetime:
@@ -52,7 +60,7 @@ def now(using: str) -> datetime:
     if reading is None or time.monotonic() - reading.monotonic > MAX_AGE or abs(time.time() - reading.wall) > MAX_AGE:
         refresh(using)
         reading = _readings[using]
-    return EPOCH + timedelta(seconds=time.monotonic() + reading.offset)
+    return EPOCH + timedelta(seconds=max(time.monotonic() + reading.offset, reading.floor))
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

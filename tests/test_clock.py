@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -132,6 +133,27 @@ def test_the_answer_is_taken_as_of_the_middle_of_the_round_trip(host: Host) -> N
     offset = clock._readings["default"].offset
     second = timedelta(seconds=1)
     assert before - second < clock.EPOCH + timedelta(seconds=1003 + offset) < after + second
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_slow_answer_sets_no_clock_back_and_another_clock_does(host: Host) -> None:
+    """A run ended before it began: under load the offset falls from one round trip to the next."""
+    clock.refresh("default")
+    reading = clock._readings["default"]
+    # What the last answers said was too late by a moment, and then by far.
+    clock._readings["default"] = replace(reading, offset=reading.offset + 0.9)
+    told = clock.now("default")
+    for _ in range(2):
+        clock.refresh("default")
+        assert clock.now("default") == told
+    host.passes(5)
+    assert clock.now("default") > told
+
+    clock._readings["default"] = replace(reading, offset=reading.offset + 100)
+    told = clock.now("default")
+    clock.refresh("default")
+    assert told - clock.now("default") > timedelta(seconds=80)
 
 
 @pytest.mark.postgres
