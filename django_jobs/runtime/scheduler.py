@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import DatabaseError, IntegrityError, connections, transaction
-from django.db.models import F
+from django.db.models import Case, F, QuerySet, Value, When
 
 from django_jobs import clock, registry, transitions
 from django_jobs.contention import is_connection_loss, retried
 from django_jobs.definition import Job
+from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobState
 from django_jobs.options import PushOptions
 from django_jobs.runtime.portions import portions
@@ -30,6 +31,7 @@ OVERLAP, MISFIRE, PAUSED = "overlap", "misfire", "paused"
 # Also without a tick: the clock may be set, and other processes change what is stored.
 MAX_DELAY = 10.0
 AGAIN_AFTER_FAILURE = 5.0
+LOOK_AGAIN = 1.0
 INSTANT = timedelta(microseconds=1)
 MIN_GRACE, MAX_GRACE = timedelta(seconds=5), timedelta(hours=1)
 # misfire="all" fires at most so many missed ticks, the newest; no more missed ones are counted either.
@@ -77,16 +79,38 @@ class Scheduler:
         if not jobs:
             return
         states = JobState.objects.using(self._using)
-        new = [JobState(job_name=job.name, schedule=str(job.cron), last_tick_at=now) for job in jobs]
-        states.bulk_create(new, ignore_conflicts=True)
-        stored = states.in_bulk([job.name for job in jobs])
+        names = [job.name for job in jobs]
+        since = {job.name: self._take_over(job, now) for job in jobs}
+        stored = states.in_bulk(names)
+        new = [
+            JobState(job_name=job.name, schedule=str(job.cron), last_tick_at=since[job.name])
+            for job in jobs
+            if job.name not in stored
+        ]
+        if new:
+            # Somebody else may have been faster.
+            states.bulk_create(new, ignore_conflicts=True)
+            stored = states.in_bulk(names)
         for job in jobs:
             state = stored.get(job.name)
             mine = str(job.cron)
             if state is not None and (state.schedule != mine or state.last_tick_at is None):
-                row = states.filter(job_name=job.name, schedule=state.schedule, last_tick_at=state.last_tick_at)
-                row.update(schedule=mine, last_tick_at=now)
+                # Older code may fire at this moment, by a clock a little ahead: its tick must not come again. If
+                # somebody else has swapped the schedule meanwhile, it stays.
+                begin = Value(since[job.name], output_field=UTCDateTimeField())
+                cursor = Case(When(last_tick_at__gt=since[job.name], then=F("last_tick_at")), default=begin)
+                states.filter(job_name=job.name, schedule=state.schedule).update(schedule=mine, last_tick_at=cursor)
             self._settled[job.name] = mine
+
+    def _take_over(self, job: Job[...], now: datetime) -> datetime:
+        """Have older code fire this job no more under a name it had; return since when its ticks are not yet fired."""
+        if not job.aliases:
+            return now
+        states = JobState.objects.using(self._using).filter(job_name__in=job.aliases)
+        if not states.exclude(schedule="").update(schedule=""):
+            return now
+        fired = states.filter(last_tick_at__gt=now, last_tick_at__lte=now + AHEAD).order_by("-last_tick_at")
+        return fired.values_list("last_tick_at", flat=True).first() or now
 
     def _look(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
         """Fire what is due of one job; return its next tick, or the seconds after which to look at it again."""
@@ -125,14 +149,16 @@ class Scheduler:
         if not due.fire:
             self._skip(job, due.newest, MISFIRE, due.missed)
         for tick in due.fire:
-            fire(job, tick, missed=due.missed if tick == due.fire[0] else 0, using=self._using)
+            if not fire(job, tick, missed=due.missed if tick == due.fire[0] else 0, using=self._using):
+                # Somebody else is at it, perhaps at all of them, and may die of it.
+                return LOOK_AGAIN
         return due.following
 
     def _skip(self, job: Job[...], tick: datetime, reason: str, count: int) -> None:
-        row = JobState.objects.using(self._using).filter(
-            job_name=job.name, schedule=str(job.cron), last_tick_at__lt=tick
-        )
-        row.update(last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count)
+        rows = _behind(job, tick, self._using)
+        with transaction.atomic(using=self._using):
+            if _is_free(rows, self._using):
+                rows.update(last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count)
 
 
 def due_ticks(job: Job[...], cron: Cron, cursor: datetime, now: datetime) -> Due | None:
@@ -176,17 +202,16 @@ def _in_time(ticks: Iterable[datetime], now: datetime, grace: timedelta | None) 
 
 @retried
 def fire(job: Job[...], tick: datetime, *, missed: int = 0, using: str) -> bool:
-    """Move the cursor to the tick and write its row, both or neither; return whether this call fired it.
+    """Move the cursor to the tick and write its row, both or neither; return False when another process does or did.
 
     The row is a pushed one in all but its key: with overlap="skip" ticks and triggers of a job share one, and while it
     is taken the tick is skipped, which leaves its trace in the job's state.
     """
     connection = connections[using]
-    state = JobState.objects.using(using).filter(job_name=job.name)
+    rows = _behind(job, tick, using)
     with transaction.atomic(using=using):
-        mine = state.filter(schedule=str(job.cron), last_tick_at__lt=tick)
         traced = {"last_skip_at": tick, "last_skip_reason": MISFIRE, "skips": F("skips") + missed} if missed else {}
-        if not mine.update(last_tick_at=tick, **traced):
+        if not _is_free(rows, using) or not rows.update(last_tick_at=tick, **traced):
             return False
         now = clock.now(using)
         row = build(job, PushOptions(by="system"), "{}", now=now)
@@ -197,10 +222,27 @@ def fire(job: Job[...], tick: datetime, *, missed: int = 0, using: str) -> bool:
         except IntegrityError as error:
             if not is_key_conflict(error):
                 raise
+            state = JobState.objects.using(using).filter(job_name=job.name)
             state.update(last_skip_at=tick, last_skip_reason=OVERLAP, skips=F("skips") + 1)
             logger.warning("%s skipped its tick of %s: an execution of it still lives", job.name, tick)
-            return False
+            return True
         row.created = True
         emit(job_pushed, job, row)
         hint(connection, (row,))
     return True
+
+
+def _behind(job: Job[...], tick: datetime, using: str) -> QuerySet[JobState]:
+    """Return the job's state if its cursor is before the tick and its schedule that of this process."""
+    return JobState.objects.using(using).filter(job_name=job.name, schedule=str(job.cron), last_tick_at__lt=tick)
+
+
+def _is_free(rows: QuerySet[JobState], using: str) -> bool:
+    """Lock a state for this transaction; return False when there is none, or another process holds it.
+
+    Without waiting: one that is frozen or cut off would hold up the ticks of every job in every process.
+    """
+    if not connections[using].features.has_select_for_update_skip_locked:
+        # The update decides.
+        return True
+    return bool(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
