@@ -18,7 +18,7 @@ from django_jobs.dispatchers import Dispatcher
 from django_jobs.exceptions import DefinitionError
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.retries import Retry
-from django_jobs.schedules import Cron
+from django_jobs.schedules import configured
 
 TAG = "django_jobs"
 Apps = Sequence[AppConfig] | None
@@ -79,19 +79,12 @@ def _raised(error: Exception) -> str:
 
 
 def _crons() -> list[CheckMessage]:
-    settings = get_settings()
     found: list[CheckMessage] = []
-    for key, expression in (("SWEEP_CRON", settings.sweep_cron), ("TRIM_CRON", settings.trim_cron)):
+    for key in ("SWEEP_CRON", "TRIM_CRON"):
         try:
-            Cron(expression)
+            configured(key)
         except DefinitionError as error:
-            found.append(
-                checks.Error(
-                    f"DJANGO_JOBS: {key} is {expression!r}: {error}",
-                    hint="Give a cron expression of five fields.",
-                    id="django_jobs.E004",
-                )
-            )
+            found.append(checks.Error(str(error), hint="Give a cron expression of five fields.", id="django_jobs.E004"))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -123,6 +123,15 @@ class Cron:
                 return instant
 
 
+def configured(key: str) -> Cron:
+    """Return the schedule under a key of DJANGO_JOBS; raise DefinitionError naming the key when it is none."""
+    expression: str = getattr(get_settings(), key.lower())
+    try:
+        return _cron(expression)
+    except DefinitionError as error:
+        raise DefinitionError(f"DJANGO_JOBS: {key} is {expression!r}: {error}") from error
+
+
 def parse(expression: Any) -> str:
     """Return the expression with single spaces; raise DefinitionError for what cannot be kept as a schedule."""
     if not isinstance(expression, str) or not expression.strip():
@@ -162,6 +171,11 @@ def zone_name(zone: Any) -> str | None:
         except (ValueError, OSError, LookupError):
             pass
     raise DefinitionError(f'timezone={zone!r} is not known; expected a name such as "Europe/Paris", or a ZoneInfo.')
+
+
+@lru_cache(maxsize=16)
+def _cron(expression: str) -> Cron:
+    return Cron(expression)
 
 
 @cache

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_jobs import DefinitionError
-from django_jobs.schedules import Cron
+from django_jobs.schedules import Cron, configured
 
 MINUTE = timedelta(minutes=1)
 ZONES = (
@@ -361,6 +361,18 @@ def test_a_schedule_without_zone_follows_the_setting(settings: Any) -> None:
     settings.TIME_ZONE = "Asia/Kolkata"
     assert str(cron) == "0 0 * * * Asia/Kolkata"
     assert cron.next_after(at("2027-01-01T00:00+00:00")) == at("2027-01-01T18:30+00:00")
+
+
+@pytest.mark.parametrize("key", ["SWEEP_CRON", "TRIM_CRON"])
+def test_a_schedule_of_the_settings_is_parsed_once_and_follows_them(key: str, settings: Any) -> None:
+    settings.DJANGO_JOBS = {key: "7 3 * * *"}
+    assert configured(key) is configured(key)
+    assert configured(key) == Cron("7 3 * * *")
+    settings.DJANGO_JOBS = {key: "8 3 * * *"}
+    assert configured(key) == Cron("8 3 * * *")
+    settings.DJANGO_JOBS = {key: "0 0 31 2 *"}
+    with pytest.raises(DefinitionError, match=f"DJANGO_JOBS: {key} is '0 0 31 2 \\*': .*never comes"):
+        configured(key)
 
 
 @pytest.mark.parametrize("zone", ["Europe/Paris", ZoneInfo("Europe/Paris")])

@@ -18,7 +18,7 @@ from django_jobs.exceptions import DefinitionError
 from django_jobs.execution.liveness import package_version
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
 from django_jobs.options import queue as checked_queue
-from django_jobs.schedules import Cron
+from django_jobs.schedules import configured
 
 ROLES = ("worker", "scheduler", "sweep")
 # Longer than a restart of the database takes, and well within the minute in which a supervisor wants to know.
@@ -61,11 +61,11 @@ class Options:
         named = settings.queues if queues is None else tuple(_queue(name, "--queues") for name in queues)
         if named is not None and not named:
             raise UsageError("--queues names no queue; give names separated by commas, or leave it out for any queue.")
-        for key, expression in (("SWEEP_CRON", settings.sweep_cron), ("TRIM_CRON", settings.trim_cron)):
-            try:
-                Cron(expression)
-            except DefinitionError as error:
-                raise UsageError(f"DJANGO_JOBS: {key} is {expression!r}: {error}") from error
+        try:
+            configured("SWEEP_CRON")
+            configured("TRIM_CRON")
+        except DefinitionError as error:
+            raise UsageError(str(error)) from error
         left_out = tuple(_queue(name, "--exclude") for name in exclude)
         if named is not None and not set(named) - set(left_out):
             raise UsageError(f"--exclude leaves no queue to serve of {', '.join(named)}.")

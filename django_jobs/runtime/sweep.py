@@ -16,7 +16,7 @@ from django_jobs.contention import is_connection_loss, retried
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.portions import PAGE, hint
-from django_jobs.schedules import Cron
+from django_jobs.schedules import configured
 
 logger = logging.getLogger("django_jobs.sweep")
 
@@ -56,7 +56,6 @@ class Sweep:
     def tick(self, now: datetime | None = None) -> float:
         """Sweep if it is time; return the seconds to the next sweep."""
         now = now or clock.now(self._using)
-        cron = Cron(get_settings().sweep_cron)
         if self._due_at is None or now >= self._due_at:
             run_apart(
                 {
@@ -66,7 +65,7 @@ class Sweep:
                 using=self._using,
             )
         # Computed afresh from now: the setting, and the clock, may have changed.
-        self._due_at = cron.next_after(now)
+        self._due_at = configured("SWEEP_CRON").next_after(now)
         return seconds_until(self._due_at, now)
 
     def rehint(self, now: datetime) -> int:

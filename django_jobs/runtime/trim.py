@@ -14,7 +14,7 @@ from django_jobs.contention import is_connection_loss
 from django_jobs.models import JobExecution
 from django_jobs.runtime.portions import distinct
 from django_jobs.runtime.sweep import seconds_until
-from django_jobs.schedules import Cron
+from django_jobs.schedules import configured
 from django_jobs.states import FINAL, Status
 
 logger = logging.getLogger("django_jobs.trim")
@@ -34,7 +34,7 @@ class Trim:
         """Delete one portion if it is time; return a short pause while there is more, else the time to the next."""
         now = now or clock.now(self._using)
         if self._left is None:
-            due, self._due_at = self._due_at, self._due_at or Cron(get_settings().trim_cron).next_after(now)
+            due, self._due_at = self._due_at, self._due_at or configured("TRIM_CRON").next_after(now)
             if due is None or now < due:
                 return seconds_until(self._due_at, now)
             self._left = self.portions(now)
@@ -42,7 +42,7 @@ class Trim:
         if next((deleted for deleted in self._left if deleted), 0):
             return PAUSE
         self._left = None
-        self._due_at = Cron(get_settings().trim_cron).next_after(now)
+        self._due_at = configured("TRIM_CRON").next_after(now)
         return seconds_until(self._due_at, now)
 
     def portions(self, now: datetime) -> Iterator[int]:
