@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 
@@ -42,6 +42,9 @@ class Job(Policy, Generic[P]):
     module_spec: Any = None
     # What using() set on this copy.
     options: PushOptions = field(default_factory=PushOptions)
+
+    # Does a template, which calls what can be called, leave a job in its context alone? It would run the handler.
+    do_not_call_in_templates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Wear the handler's name and documentation."""
@@ -209,6 +212,11 @@ class Job(Policy, Generic[P]):
             return await self.func(context, *args, **kwargs)
         finally:
             leave_context(token)
+
+
+# A template calls what it names, but not these.
+for _verb in ("push", "apush", "push_many", "apush_many", "trigger", "atrigger"):
+    getattr(Job, _verb).alters_data = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,6 +186,11 @@ class JobExecution(models.Model):
         return await services.astart_now(self, by=by)
 
 
+# A template calls what it names, but not these.
+for _verb in ("cancel", "acancel", "retry", "aretry", "copy", "acopy", "start_now", "astart_now"):
+    getattr(JobExecution, _verb).alters_data = True
+
+
 class JobState(models.Model):
     """What all processes share about one job: its cron cursor, its pause and its last skipped tick."""
 

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.template import Context, Engine
 
 import django_jobs
 from django_jobs import (
@@ -126,6 +127,19 @@ def test_a_direct_call_runs_the_handler_with_a_context(send: Job[...]) -> None:
 def test_a_direct_call_takes_the_context_it_is_given(send: Job[...]) -> None:
     own = JobContext.detached("mine", {})
     assert send(own, order_id=7)[0] is own
+
+
+def test_a_template_that_shows_a_job_runs_and_pushes_nothing() -> None:
+    """Templates call what can be called: a job in a context is shown, not run."""
+    ran: list[int] = []
+
+    @job(name="shop.shown")
+    def shown() -> None:
+        ran.append(1)
+
+    template = Engine().from_string("{{ job.name }}|{{ job }}|{{ job.push }}|{{ job.apush }}|{{ job.trigger }}")
+    assert template.render(Context({"job": shown})) == "shop.shown|&lt;Job shop.shown&gt;|||"
+    assert ran == []
 
 
 def test_a_direct_call_of_an_async_handler_is_awaited() -> None:

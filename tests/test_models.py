@@ -148,6 +148,14 @@ def test_the_methods_have_twins_for_async_code(verb: str, monkeypatch: pytest.Mo
     assert asyncio.run(getattr(row, f"a{verb}")(by=person)) == (row, person)
 
 
+@pytest.mark.parametrize("verb", ["cancel", "retry", "copy", "start_now"])
+def test_a_template_that_names_a_verb_of_a_row_does_not_call_it(verb: str) -> None:
+    from django.template import Context, Engine
+
+    template = Engine().from_string(f"{{{{ row.job_name }}}}|{{{{ row.{verb} }}}}|{{{{ row.a{verb} }}}}")
+    assert template.render(Context({"row": JobExecutionFactory()})) == "acc.mark||"
+
+
 @pytest.mark.parametrize("model", [JobExecution, JobState, QueueState, Worker, JobStat])
 def test_no_table_has_a_relation_to_another(model: Any) -> None:
     """A row must outlive the worker, the user and the organization that it names."""
