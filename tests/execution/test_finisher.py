@@ -1,0 +1,220 @@
+"""How ended runs are written: batches, fences, faults of the database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, connection
+
+from django_jobs import Keep, registry, transitions
+from django_jobs.definition import job
+from django_jobs.execution import finisher as finisher_module
+from django_jobs.execution.endings import recorder, settler
+from django_jobs.execution.finisher import UNSTORABLE, Finisher
+from django_jobs.execution.outcomes import Failed, Ok, Outcome, Rescheduled
+from django_jobs.execution.run import Run
+from django_jobs.models import JobExecution
+from django_jobs.states import Status
+from tests.factories import JobExecutionFactory
+from tests.support import assert_consistent, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ended_run(outcome: Outcome | None = None, row: JobExecution | None = None, **options: Any) -> Run:
+    """A run of a running row that has just ended."""
+    row = row or JobExecutionFactory(running=True, max_attempts=3)
+    with registry.isolated():
+        defined = job(name="tests.ended", **options)(lambda: None)
+    run = Run(row, defined, worker="host.test 7 1.0")
+    run.outcome = outcome or Ok()
+    return run
+
+
+def failure(delay: float | None = None, message: str = "ValueError: boom") -> Failed:
+    return Failed(
+        exception=ValueError("boom"),
+        error={"exception": "ValueError", "message": "boom", "traceback": "…"},
+        message=message,
+        fingerprint="f" * 16,
+        delay=delay,
+    )
+
+
+@contextmanager
+def a_finisher(quiet: Callable[[], bool] = lambda: True) -> Iterator[tuple[Finisher, list[Any]]]:
+    told: list[Any] = []
+    finisher = Finisher(using="default", tell=told.extend, is_quiet=quiet)
+    finisher.start()
+    try:
+        yield finisher, told
+    finally:
+        finisher.stop(10)
+
+
+def write(*runs: Run) -> list[tuple[Run, str]]:
+    """Have the runs written as one batch and return what was told of them."""
+    with a_finisher(quiet=lambda: False) as (finisher, told):
+        for run in runs:
+            finisher.put(run)
+        assert finisher.flush(10)
+    return [(run, status) for run, status, _ in told]
+
+
+def test_each_outcome_becomes_its_status() -> None:
+    ok, failed, retried, parked = (
+        ended_run(Ok(result=[1])),
+        ended_run(failure()),
+        ended_run(failure(delay=60)),
+        ended_run(Rescheduled(delay=60)),
+    )
+    told = write(ok, failed, retried, parked)
+    assert [status for _, status in told] == [Status.OK, Status.ERROR, Status.SCHEDULED, Status.SCHEDULED]
+    for run, status in told:
+        stored = JobExecution.objects.get(pk=run.execution.pk)
+        assert stored.status == status
+    assert JobExecution.objects.get(pk=retried.execution.pk).attempt == 1
+    assert JobExecution.objects.get(pk=parked.execution.pk).attempt == 0
+    assert_consistent()
+
+
+def test_a_full_batch_is_one_transaction(django_assert_num_queries: Any) -> None:
+    commits: list[str] = []
+    runs = [ended_run(keep=Keep(ok=0)) for _ in range(20)]
+
+    def watch(execute: Any, statement: str, *rest: Any) -> Any:
+        commits.append(statement.split(maxsplit=1)[0])
+        return execute(statement, *rest)
+
+    original = transitions.finish
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with connection.execute_wrapper(watch):
+            return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finisher_module.transitions, "finish", watched)
+        write(*runs)
+    assert [word for word in commits if word in {"DELETE", "UPDATE"}] == ["DELETE"]
+    assert not JobExecution.objects.exists()
+
+
+def test_a_run_that_lost_its_row_changes_nothing_and_is_not_told() -> None:
+    mine, lost = ended_run(), ended_run()
+    JobExecution.objects.filter(pk=lost.execution.pk).update(run_no=lost.execution.run_no + 1)
+    assert [run for run, _ in write(mine, lost)] == [mine]
+    assert JobExecution.objects.get(pk=lost.execution.pk).status == Status.RUNNING
+
+
+def test_a_row_the_database_refuses_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [ended_run() for _ in range(8)]
+    poison = runs[5]
+    original = transitions.finish
+
+    def refusing(endings: Any, **kwargs: Any) -> Any:
+        if any(ending.execution_id == poison.execution.pk and ending.logs is not None for ending in endings):
+            raise DataError("value too long")
+        return original(endings, **kwargs)
+
+    monkeypatch.setattr(finisher_module.transitions, "finish", refusing)
+    told = write(*runs)
+    assert {run.execution.pk for run, _ in told} == {run.execution.pk for run in runs}
+    assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.OK}
+
+
+def test_a_lone_row_that_cannot_be_stored_at_all_ends_with_a_fixed_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ended_run(failure())
+    original = transitions.finish
+
+    def refusing(endings: Any, **kwargs: Any) -> Any:
+        if any(ending.errors is not None for ending in endings):
+            raise DataError("no such character")
+        return original(endings, **kwargs)
+
+    monkeypatch.setattr(finisher_module.transitions, "finish", refusing)
+    write(run)
+    stored = JobExecution.objects.get()
+    assert (stored.status, stored.error) == (Status.ERROR, UNSTORABLE)
+
+
+def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = ended_run(), []
+    original = transitions.finish
+
+    def away(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) < 3:
+            connection.close()
+            raise OperationalError("server closed the connection unexpectedly")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(finisher_module.transitions, "finish", away)
+    monkeypatch.setattr(finisher_module, "is_connection_loss", lambda error, using: True)
+    assert [status for _, status in write(run)] == [Status.OK]
+    assert len(calls) == 3
+
+
+def test_a_commit_whose_reply_was_lost_is_settled_by_reading_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, dropped, failed = ended_run(), ended_run(keep=Keep(ok=0)), ended_run(failure())
+    original, calls = transitions.finish, []
+
+    def committed_then_lost(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        moved = original(*args, **kwargs)
+        if len(calls) == 1:
+            raise OperationalError("server closed the connection unexpectedly")
+        return moved
+
+    monkeypatch.setattr(finisher_module.transitions, "finish", committed_then_lost)
+    monkeypatch.setattr(finisher_module, "is_connection_loss", lambda error, using: True)
+    told = dict(write(kept, dropped, failed))
+    assert told == {kept: Status.OK, dropped: Status.OK, failed: Status.ERROR}
+    assert len(calls) == 2
+
+
+def test_a_batch_goes_out_when_it_is_full_although_more_is_expected() -> None:
+    with a_finisher(quiet=lambda: False) as (_finisher, told):
+        for run in [ended_run() for _ in range(100)]:
+            _finisher.put(run)
+        wait_for(lambda: len(told) == 100, 10, "a full batch is written")
+
+
+def test_an_atomic_runs_end_is_in_its_own_transaction_and_can_be_found_again() -> None:
+    run = ended_run()
+    assert recorder(run, "default")(Ok())
+    assert settler(run, "default")()
+    later = ended_run()
+    JobExecution.objects.filter(pk=later.execution.pk).update(run_no=later.execution.run_no + 1)
+    assert not recorder(later, "default")(Ok())
+    assert not settler(later, "default")()
+
+
+def test_an_atomic_run_of_a_job_that_keeps_nothing_leaves_no_row() -> None:
+    run = ended_run(record="none")
+    assert recorder(run, "default")(Ok())
+    run.recorded = True
+    assert [status for _, status in write(run)] == [Status.OK]
+    assert not JobExecution.objects.exists()
+
+
+def test_a_worker_claims_nothing_more_while_too_much_is_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    original = transitions.finish
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        release.wait(20)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(finisher_module, "BACKLOG_MAX", 3)
+    monkeypatch.setattr(finisher_module.transitions, "finish", slow)
+    with a_finisher() as (finisher, told):
+        for run in [ended_run() for _ in range(5)]:
+            finisher.put(run)
+        wait_for(lambda: finisher.is_congested, 5, "it is congested")
+        release.set()
+        wait_for(lambda: len(told) == 5, 10, "all are written")
+        assert not finisher.is_congested

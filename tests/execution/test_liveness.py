@@ -1,0 +1,136 @@
+"""The Worker row of a process, and the watch over the rows it owns."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from django_jobs import JobContext, clock
+from django_jobs.execution.liveness import Liveness, Watch
+from django_jobs.execution.run import Run
+from django_jobs.models import JobExecution, Worker
+from django_jobs.states import Status
+from tests.execution.test_finisher import ended_run
+from tests.factories import JobExecutionFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Runs:
+    """What the watch sees of a pool."""
+
+    def __init__(self, *runs: Run) -> None:
+        self.by_id = {run.execution.pk: run for run in runs}
+        self.cancelled: list[Run] = []
+        self.dropped: list[Run] = []
+
+    def running(self) -> dict[UUID, Run]:
+        return self.by_id
+
+    def owned(self) -> list[UUID]:
+        return list(self.by_id)
+
+    def cancel(self, run: Run) -> None:
+        self.cancelled.append(run)
+
+    def lost(self, run: Run) -> None:
+        self.dropped.append(run)
+
+
+@pytest.fixture
+def liveness() -> Liveness:
+    liveness = Liveness(roles=["worker"], queues=None, names=["acc.mark"], slots=2, using="default")
+    liveness.register()
+    return liveness
+
+
+def owned_by(liveness: Liveness) -> JobExecution:
+    row: JobExecution = JobExecutionFactory(running=True, max_attempts=3)
+    JobExecution.objects.filter(pk=row.pk).update(worker_id=liveness.worker_id)
+    row.refresh_from_db()
+    return row
+
+
+def test_a_beat_keeps_the_row_fresh_and_clears_suspicion(liveness: Liveness) -> None:
+    old = clock.now("default") - timedelta(hours=1)
+    Worker.objects.update(heartbeat_at=old, suspected_at=old)
+    liveness.tick()
+    row = Worker.objects.get()
+    assert row.heartbeat_at > old
+    assert row.suspected_at is None
+    assert row.memory and row.memory > 1_000_000
+
+
+def test_a_beat_that_updates_nothing_drops_all_ownership_and_registers_anew(liveness: Liveness) -> None:
+    dropped: list[bool] = []
+    liveness.on_lost = lambda: dropped.append(True)
+    first = liveness.worker_id
+    Worker.objects.all().delete()
+    liveness.tick()
+    assert dropped == [True]
+    assert liveness.worker_id != first
+    assert Worker.objects.get().pk == liveness.worker_id
+
+
+def test_a_boot_always_has_a_new_id(liveness: Liveness) -> None:
+    again = Liveness(roles=["worker"], queues=None, names=[], slots=1, using="default")
+    again.register()
+    assert Worker.objects.count() == 2
+
+
+def test_the_watch_carries_a_cancel_mark_to_the_run(liveness: Liveness) -> None:
+    marked, other = ended_run(row=owned_by(liveness)), ended_run(row=owned_by(liveness))
+    JobExecution.objects.filter(pk=marked.execution.pk).update(cancel_requested_at=clock.now("default"))
+    runs = Runs(marked, other)
+    Watch(liveness, runs).tick()
+    assert runs.cancelled == [marked]
+    assert runs.dropped == []
+
+
+@pytest.mark.parametrize("change", [{"run_no": 99}, {"status": Status.PENDING}, "deleted"])
+def test_the_watch_finds_runs_whose_row_is_somebody_elses(liveness: Liveness, change: object) -> None:
+    run = ended_run(row=owned_by(liveness))
+    row = JobExecution.objects.filter(pk=run.execution.pk)
+    if isinstance(change, dict):
+        row.update(**change)
+    else:
+        row.delete()
+    runs = Runs(run)
+    Watch(liveness, runs).tick()
+    assert runs.dropped == [run]
+
+
+def test_the_watch_writes_progress_once_for_each_report(liveness: Liveness) -> None:
+    run = ended_run(row=owned_by(liveness))
+    run.job_context = JobContext.detached("acc.mark", {})
+    run.job_context.reported = {"done": 1, "total": 3, "note": "é"}
+    watch = Watch(liveness, Runs(run))
+    watch.tick()
+    stored = JobExecution.objects.get(pk=run.execution.pk)
+    assert stored.progress == {"done": 1, "total": 3, "note": "é"}
+    JobExecution.objects.update(progress=None)
+    watch.tick()
+    assert JobExecution.objects.get(pk=run.execution.pk).progress is None
+
+
+def test_a_row_nobody_here_knows_is_handed_back_after_two_looks(liveness: Liveness) -> None:
+    stray, known = owned_by(liveness), owned_by(liveness)
+    watch = Watch(liveness, Runs(ended_run(row=known)))
+    now = clock.now("default")
+    watch.tick(now=now)
+    stray.refresh_from_db()
+    assert stray.status == Status.RUNNING
+    watch.tick(now=now + timedelta(seconds=11))
+    stray.refresh_from_db()
+    known.refresh_from_db()
+    assert (stray.status, stray.attempt) == (Status.PENDING, 0)
+    assert known.status == Status.RUNNING
+
+
+def test_a_retired_worker_is_nobodys_hope(liveness: Liveness) -> None:
+    liveness.retire("shutdown")
+    row = Worker.objects.get()
+    assert (row.stop_reason, row.stopped_at is not None) == ("shutdown", True)
+    assert not Worker.objects.fresh(clock.now("default"), 45).exists()
