@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.urls import reverse
-from django.utils.html import escape, format_html
+from django.utils.html import escape, format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from django_jobs import clock, registry
@@ -43,9 +43,16 @@ class ExecutionColumns:
             return obj.job_name
         return format_html('{} <span class="dj-note">{}</span>', obj.job_name or "?", _("not registered here"))
 
-    @admin.display(description=_("key"), empty_value=formatting.EMPTY)
-    def short_key(self, obj: JobExecution) -> str:
-        return formatting.shortened(obj.key)
+    @admin.display(description=_("job"))
+    def job_in_short(self, obj: JobExecution) -> str:
+        # What is as usual goes without saying: these are the columns that fit beside the filters.
+        unusual = [
+            _("queue %s") % obj.queue if obj.queue != "default" else "",
+            _("%s priority") % formatting.priority(obj) if obj.priority else "",
+            _("key %s") % formatting.shortened(obj.key) if obj.key else "",
+        ]
+        notes = format_html_join("", '<span class="dj-note">{}</span>', ((note,) for note in unusual if note))
+        return format_html("{} {}", self.job(obj), notes)
 
     @admin.display(description=_("attempt"))
     def tries(self, obj: JobExecution) -> str:

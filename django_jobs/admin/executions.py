@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
     """Look at executions; cancel, retry, copy and start them."""
 
-    list_display = ("state", "job", "tries", "age", "took", "queue_name", "priority_word", "who", "short_key")
-    list_display_links = ("state", "job")
+    list_display = ("state", "job_in_short", "tries", "age", "took", "who")
+    list_display_links = ("state", "job_in_short")
     list_filter = listing.FILTERS
     search_fields = ("key",)
     search_help_text = _("A whole key, or an id or its beginning. Keys of an organization: add ?organization_id=…")

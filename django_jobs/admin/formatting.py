@@ -82,14 +82,17 @@ def _age(value: datetime, now: datetime) -> str:
 
 def priority(execution: JobExecution) -> str:
     """Return the word of a priority, or its number where it has none."""
-    return str(PRIORITIES.get(execution.priority, execution.priority))
+    return priority_word(execution.priority)
+
+
+def priority_word(value: int) -> str:
+    """Return the word for a number on the scale of priorities, or the number where there is none."""
+    return str(PRIORITIES.get(value, value))
 
 
 def who(execution: JobExecution) -> str:
     """Return who asked for an execution: a person, the clock, or nobody that is known."""
-    if execution.triggered_by_name:
-        return execution.triggered_by_name
-    return _("cron") if execution.tick_at else EMPTY
+    return _("cron") if execution.tick_at else execution.triggered_by_name or EMPTY
 
 
 def run_time(execution: JobExecution, now: datetime) -> str:

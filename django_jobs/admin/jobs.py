@@ -1,0 +1,110 @@
+"""The page of jobs: one line for each that the code registers, with schedule, figures and a button to run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.http import HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST, require_safe
+
+from django_jobs import registry
+from django_jobs.admin.banner import outages
+from django_jobs.admin.base import ReadOnlyAdmin
+from django_jobs.admin.overview import overview
+from django_jobs.exceptions import Conflict, JobsError
+from django_jobs.models import JobExecution, JobState, jobs_alias
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponse
+    from django.urls import URLPattern
+
+    from django_jobs.definition import Job
+
+PER_PAGE = 50
+
+
+@admin.register(JobState)
+class JobsAdmin(ReadOnlyAdmin):
+    """Look at the jobs, and run one now; the lines come from the registry, not from the table."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self._may(request, "view")
+
+    def has_trigger_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "view") and self._may(request, "trigger")
+
+    def _may(self, request: HttpRequest, permission: str) -> bool:
+        return request.user.has_perm(f"{self.opts.app_label}.{permission}_{JobExecution._meta.model_name}")
+
+    def get_urls(self) -> list[URLPattern]:
+        # No pages of single rows: what there is to see of a job is in its line.
+        wrap, prefix = self.admin_site.admin_view, f"{self.opts.app_label}_{self.opts.model_name}"
+        return [
+            path("", wrap(self.changelist_view), name=f"{prefix}_changelist"),
+            path("<str:name>/run/", wrap(self.run_now), name=f"{prefix}_run"),
+        ]
+
+    def _url(self, name: str, *args: Any, query: dict[str, Any] | None = None) -> str:
+        url = reverse(f"admin:{self.opts.app_label}_{name}", args=args, current_app=self.admin_site.name)
+        return f"{url}?{urlencode(query)}" if query else url
+
+    @method_decorator(require_safe)
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show a page of jobs."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = self.admin_site.name
+        list_url = self._url("jobexecution_changelist")
+        page = Paginator(registry.all_jobs(), PER_PAGE).get_page(request.GET.get("p"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": capfirst(self.opts.verbose_name_plural),
+            "opts": self.opts,
+            "media": self.media,
+            "outages": outages,
+            "page": page,
+            "overview": overview(
+                list(page), using=jobs_alias(), list_url=list_url, may_run=self.has_trigger_permission(request)
+            ),
+            "executions_url": list_url,
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "admin/django_jobs/jobstate/change_list.html", context)
+
+    @method_decorator(require_POST)
+    def run_now(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Run a cron job, or a pushed one that takes nothing, and go back to the list with a message."""
+        if not self.has_trigger_permission(request):
+            raise PermissionDenied
+        try:
+            execution = _start(registry.get(name), request.user)
+        except JobsError as error:
+            self._tell(request, str(error), error.execution if isinstance(error, Conflict) else None, messages.WARNING)
+        else:
+            self.log_addition(request, execution, _("Run now."))
+            self._tell(request, _("%(job)s was queued.") % {"job": execution.job_name}, execution, messages.SUCCESS)
+        number = request.GET.get("p", "")
+        return HttpResponseRedirect(
+            self._url("jobstate_changelist", query={"p": number} if number.isdecimal() else None)
+        )
+
+    def _tell(self, request: HttpRequest, text: str, execution: JobExecution | None, level: int) -> None:
+        if execution is not None:
+            url = self._url("jobexecution_change", execution.pk)
+            text = format_html('{} <a href="{}">{}</a>', text, url, _("Show the execution"))
+        self.message_user(request, text, level)
+
+
+def _start(job: Job[...], user: Any) -> JobExecution:
+    return job.trigger(by=user) if job.cron else job.using(by=user).push()
