@@ -76,7 +76,7 @@ def local(cron: Cron, start: str, count: int) -> list[str]:
 
 @cache
 def matcher(expression: str) -> tuple[Callable[[datetime], bool], list[int], bool]:
-    """Read an expression without croniter: whether a day is its, its minutes of a day, whether these cover all hours."""
+    """Read an expression without croniter: is a day its, its minutes of a day, and whether these cover all hours."""
     spans = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
     parts = expression.split()
     sets: list[set[int]] = []

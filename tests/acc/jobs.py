@@ -179,7 +179,7 @@ def atomic_thing(ctx: JobContext, name: str, s: float = 0.0, fail: bool = False,
 # A tick disturbs every test that counts rows, so there is one only where a test's process asks for it.
 if cron := os.environ.get("ACC_CRON"):
 
-    @job(cron=cron)
+    @job(cron=cron, overlap="allow" if "ACC_CRON_OVERLAP" in os.environ else "skip")
     def tick(ctx: JobContext) -> None:
         """Tell that a tick ran."""
         with noted(ctx, "tick"):
