@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection
 
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
@@ -61,10 +63,10 @@ def canary(ledger: Ledger, process: Runjobs) -> None:
 
 
 def assert_no_success_without_its_end(ledger: Ledger, rows: Iterable[JobExecution]) -> None:
+    ended = {(entry.row_id, entry.attempt) for entry in ledger.ends()}
     for row in rows:
         row.refresh_from_db()
-        ends = {entry.attempt for entry in ledger.ends(row.pk)}
-        assert row.status != Status.OK or row.attempt in ends, f"{row} is ok, and its handler ended in {ends}"
+        assert row.status != Status.OK or (str(row.pk), row.attempt) in ended, f"{row} is ok, but did not end"
 
 
 # Killed
@@ -328,6 +330,97 @@ def test_a_row_whose_claim_went_unanswered_is_handed_back_and_runs_once(runjobs:
         became(row, Status.OK, 40)
         assert (row.attempt, len(ledger.starts(row.pk)), len(ledger.ends(row.pk))) == (1, 1, 1)
         canary(ledger, process)
+    assert_consistent()
+
+
+# Again and again, under load
+
+
+def load(ledger: Ledger, meanwhile: Callable[[], None], *, times: int, every: float) -> list[JobExecution]:
+    """Push jobs all the time and do something in between, so often; return the rows once all are final."""
+    rows: list[JobExecution] = []
+    for _ in range(times):
+        until = time.monotonic() + every
+        while time.monotonic() < until:
+            rows += jobs.slow.push_many([{"s": 0.01}] * 5)
+            rows += jobs.slow_retry.push_many([{"s": 0.01}] * 4 + [{"s": 0.2}])
+            time.sleep(0.05)
+        meanwhile()
+    # The reply to a claim may have been lost: such rows are handed back after 10 to 20 s.
+    wait_for(lambda: not JobExecution.objects.live().exists(), 60, "all are final")
+    assert JobExecution.objects.count() == len(rows)
+    assert_no_success_without_its_end(ledger, rows)
+    return rows
+
+
+def end_connections() -> None:
+    """End all connections of others, as a failover of the server does."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            return
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+        for (number,) in cursor.fetchall():
+            # It may have ended by itself.
+            with contextlib.suppress(DatabaseError):
+                cursor.execute(f"KILL {number}")
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_connections_that_end_under_load_cost_no_run_and_no_word_of_one(runjobs: Start, ledger: Ledger) -> None:
+    workers = [runjobs("--worker").wait_ready() for _ in range(2)]
+    rows = load(ledger, end_connections, times=20, every=0.3)
+    assert {(row.status, row.attempt, row.rescues) for row in rows} == {(Status.OK, 1, 0)}
+    assert len(ledger.starts()) == len(ledger.ends()) == len(rows)
+    assert workers[1].stop() == 0
+    canary(ledger, workers[0])
+    told = [line.split(" attempt ")[0].split()[-1] for worker in workers for line in worker.output.splitlines()]
+    times = Counter(told)
+    assert {times[str(row.pk)] for row in rows} == {1}
+    assert_consistent()
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_again_and_again_lose_nothing(runjobs: Start, ledger: Ledger) -> None:
+    workers = [runjobs("--worker", jobs=HASTY).wait_ready() for _ in range(2)]
+
+    def replace() -> None:
+        workers.pop(0).kill()
+        workers.append(runjobs("--worker", jobs=HASTY))
+
+    rows = load(ledger, replace, times=5, every=1.5)
+    starts = Counter(entry.row_id for entry in ledger.starts())
+    for row in rows:
+        if row.job_name == "acc.slow_retry":
+            assert row.status == Status.OK
+        else:
+            assert row.status == Status.OK or "WorkerLost" in row.error
+            assert starts[str(row.pk)] <= 1
+    assert sum(row.rescues for row in rows) > 0
+    assert_consistent()
+
+
+@pytest.mark.slow
+def test_deploys_in_a_row_burn_no_attempt_and_fail_no_job(runjobs: Start, ledger: Ledger) -> None:
+    """A job in flight at a deploy waits out a back-off, burns an attempt or stays running for ever.
+
+    Sources: riverqueue/river PR#1290, dabapps/django-db-queue PR#44.
+    """
+    workers = [runjobs("--worker").wait_ready()]
+
+    def replace() -> None:
+        workers.append(runjobs("--worker").wait_ready())
+        assert workers.pop(0).stop() == 0
+
+    rows = load(ledger, replace, times=5, every=0.5)
+    assert {(row.status, row.attempt, row.rescues) for row in rows} == {(Status.OK, 1, 0)}
+    assert len(ledger.starts()) == len(ledger.ends()) == len(rows)
+    canary(ledger, workers[0])
     assert_consistent()
 
 
