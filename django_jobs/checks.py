@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from django.apps import AppConfig
 from django.core import checks
@@ -80,7 +80,8 @@ def _raised(error: Exception) -> str:
 
 def _crons() -> list[CheckMessage]:
     found: list[CheckMessage] = []
-    for key in ("SWEEP_CRON", "TRIM_CRON"):
+    keys: tuple[Literal["SWEEP_CRON", "TRIM_CRON"], ...] = ("SWEEP_CRON", "TRIM_CRON")
+    for key in keys:
         try:
             configured(key)
         except DefinitionError as error:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from croniter import CroniterError, croniter
@@ -123,9 +123,10 @@ class Cron:
                 return instant
 
 
-def configured(key: str) -> Cron:
+def configured(key: Literal["SWEEP_CRON", "TRIM_CRON"]) -> Cron:
     """Return the schedule under a key of DJANGO_JOBS; raise DefinitionError naming the key when it is none."""
-    expression: str = getattr(get_settings(), key.lower())
+    settings = get_settings()
+    expression = settings.sweep_cron if key == "SWEEP_CRON" else settings.trim_cron
     try:
         return _cron(expression)
     except DefinitionError as error:
