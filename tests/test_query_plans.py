@@ -14,7 +14,8 @@ from uuid import UUID
 import pytest
 from django.db import connection, transaction
 
-from django_jobs import retention, transitions
+from django_jobs import registry, retention, transitions
+from django_jobs.admin.figures import collect
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
@@ -356,3 +357,9 @@ def test_a_claim_locks_no_more_than_it_may_take() -> None:
 def test_pages_are_in_the_order_of_the_index() -> None:
     found = list(rows().filter(status=Status.OK).order_by("-pk").values_list("pk", flat=True)[:100])
     assert all(newer > older for newer, older in pairwise(found))
+
+
+def test_the_figures_of_the_page_of_jobs_go_by_indexes() -> None:
+    plan = plan_of(lambda: collect(registry.all_jobs(), using=connection.alias))
+    goes_by(plan, "django_jobs_retention", sorts=True)
+    assert "django_jobs_due" in plan.indexes, plan
