@@ -156,7 +156,8 @@ def test_rows_are_claimed_by_priority_then_due_time_then_age(now: datetime, work
     def row(priority: int, seconds: int) -> JobExecution:
         return JobExecutionFactory(now=now, priority=priority, scheduled_at=now - timedelta(seconds=seconds))
 
-    low, old, first, second, high = row(-50, 9), row(0, 5), row(0, 1), row(0, 1), row(50, 0)
+    # Each is made before one that goes first, so that no rule alone gives this order.
+    low, first, second, old, high = row(-50, 9), row(0, 1), row(0, 1), row(0, 5), row(50, 0)
     assert first.pk < second.pk
     best = [high.pk, old.pk, first.pk, second.pk, low.pk]
     assert [row.pk for row in claim(worker, now, limit=2)] == best[:2]
@@ -482,7 +483,7 @@ def test_only_running_rows_are_marked(status: Status, now: datetime) -> None:
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.CANCELLED])
 def test_a_retried_row_has_a_fresh_budget_and_its_history(status: Status, now: datetime) -> None:
-    fields = {"attempt": 3, "run_no": 5, "max_attempts": 3, "rescues": 2, "errors": [ENTRY], "error": "boom"}
+    fields = {"attempt": 3, "run_no": 5, "max_attempts": 7, "rescues": 2, "errors": [ENTRY], "error": "boom"}
     row = JobExecutionFactory(now=now, status=status, key="K", cancel_requested_at=now, **fields)
     at, digest = now + timedelta(hours=1), key_digest(None, "K")
     done = transitions.retry(only(row), now=at, retries=2, by="7", by_name="Ada", active_key=digest)
