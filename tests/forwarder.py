@@ -1,4 +1,4 @@
-"""A network cable to the database server that a test can cut and mend, or that swallows one answer."""
+"""A network cable to the database server that a test can cut and mend, or that falls silent."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class Forwarder:
         self._open: set[socket.socket] = set()
         self._trap: tuple[bytes, bytes] | None = None
         self.swallowed = threading.Event()
+        # Clear while everything is taken and nothing passed on.
+        self._passing = threading.Event()
+        self._passing.set()
         self._listener = self._listen(0)
         self.port: int = self._listener.getsockname()[1]
 
@@ -44,10 +47,16 @@ class Forwarder:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+        # What was held back by hush() finds its connection closed.
+        self._passing.set()
 
     def mend(self) -> None:
         """Let connections through again."""
         self._listener = self._listen(self.port)
+
+    def hush(self) -> None:
+        """Take what is sent and connections from now, and never answer."""
+        self._passing.clear()
 
     def swallow_answer(self, *, after: bytes, at: bytes) -> None:
         """Cut off, once, a connection that sent `after` when the server answers to `at`; then `swallowed` is set."""
@@ -87,6 +96,7 @@ class Forwarder:
     def _pump(self, source: socket.socket, target: socket.socket, line: Line) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self._passing.wait()
                 if source is line.client:
                     self._listen_in(data, line)
                 elif line.is_deaf:

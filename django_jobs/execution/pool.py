@@ -218,8 +218,9 @@ class Pool:
                 # Its loop may be blocked: later runs get a new one.
                 self._loop = None
         logger.error("%s does not stop; its thread is given up", run.job.name)
-        self._end(run, outcome)
+        # Before the slot is free: where the process begins anew, nothing is to start in it any more.
         self._on_recycle(self._abandoned < self.slots)
+        self._end(run, outcome)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -54,9 +54,12 @@ class Requests:
         return self._first
 
     def overrides(self) -> Request | None:
-        """Return a request that came after the first one, if there is one."""
+        """Return a request to end that came after the first one, if there is one."""
         with contextlib.suppress(Empty):
-            return self._queue.get_nowait()
+            # Every handler that does not stop asks for a new beginning.
+            while (later := self._queue.get_nowait()).is_recycle:
+                pass
+            return later
         return None
 
     @contextlib.contextmanager

@@ -63,6 +63,7 @@ class Runner:
         self._requests = Requests()
         self._drain = get_settings().drain_timeout
         self._liveness: Liveness | None = None
+        self._worker: Worker | None = None
         self._loops: list[Loop] = []
         self._beating = threading.Lock()
         self._is_retired = False
@@ -95,7 +96,7 @@ class Runner:
         parts = Parts.make(
             self._options, using=self._using, beat=self._beat, on_recycle=self._on_recycle, on_death=self._on_death
         )
-        self._liveness = parts.liveness
+        self._liveness, self._worker = parts.liveness, parts.worker
         try:
             parts.liveness.register()
             # The worker has to know what is paused before it claims.
@@ -229,6 +230,9 @@ class Runner:
                 connection.close()
 
     def _on_recycle(self, usable: bool) -> None:
+        if self._worker is not None:
+            # At once: what began in the slot that is replaced now would soon be interrupted.
+            self._worker.stop_claiming()
         if not usable:
             # Every slot is stuck: there is nothing to wait for.
             self._drain = 0.0

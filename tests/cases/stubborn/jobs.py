@@ -11,7 +11,7 @@ import time
 from asgiref.sync import sync_to_async
 
 from django_jobs import JobContext, job
-from tests.acc.jobs import AT_ONCE, note
+from tests.acc.jobs import AT_ONCE, nap, note
 
 FOR_EVER = 600.0
 
@@ -106,16 +106,16 @@ def leaving_a_thread(ctx: JobContext) -> None:
 @job
 def inherits(ctx: JobContext, s: float) -> None:
     """Have the time limit of the settings."""
-    time.sleep(s)
+    nap(ctx, s, heed=False)
 
 
 @job(timeout=0)
 def unlimited(ctx: JobContext, s: float) -> None:
     """Have no time limit, whatever the settings say."""
-    time.sleep(s)
+    nap(ctx, s, heed=False)
 
 
 @job(timeout=0.5)
 def limited(ctx: JobContext, s: float) -> None:
     """Have a time limit of its own."""
-    time.sleep(s)
+    nap(ctx, s, heed=False)
