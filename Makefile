@@ -10,7 +10,7 @@ VENV ?= .venv$(if $(CHOSEN),-$(shell echo '$(PYTHON) $(DJANGO)' | cksum | cut -d
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint format docs bench clean
+.PHONY: help demo test test-fast test-slow chaos lint format docs bench clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -36,6 +36,9 @@ test-fast: $(VENV)/.stamp-test ## SQLite, no processes: for the loop of work
 
 test-slow: $(VENV)/.stamp-test ## the cases that wait; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
+
+chaos: $(VENV)/.stamp-test ## kill, freeze and restart everything, then judge; SECONDS=60 SEED= ENGINE=postgres choose
+	@$(BIN)/python -m tests.chaos --engine $(or $(ENGINE),postgres) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.stamp-lint ## style, types, layers, migrations
 	$(BIN)/ruff check .

