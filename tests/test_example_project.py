@@ -54,7 +54,8 @@ class Shop:
     def ask(self, script: str) -> Any:
         """Run Python in the project and return what it left in `answer`, through JSON."""
         code = f"{PREFIX}\n{textwrap.dedent(script)}\nprint('answer', json.dumps(answer, default=str))"
-        return json.loads(self.manage("shell", "-c", code).rpartition("answer ")[2])
+        # Behind it may be lines of the log.
+        return json.loads(self.manage("shell", "-c", code).rpartition("answer ")[2].splitlines()[0])
 
 
 PREFIX = """
@@ -152,6 +153,80 @@ def test_the_shelf_is_filled_up_by_the_clock(shop: Shop) -> None:
     assert kind == "cron"
     shop.manage("runjobs", "--once")
     assert shop.ask("answer = Product.objects.get().stock") == 12
+
+
+def test_old_orders_are_purged_by_the_clock_of_paris(shop: Shop) -> None:
+    answer = shop.ask("""
+        from datetime import timedelta
+        from django.utils import timezone
+        from shop.jobs import purge_orders
+        for days in (1, 400):
+            order = Order.objects.create(product_id=1, email="ada@example.com")
+            Order.objects.filter(pk=order.pk).update(created_at=timezone.now() - timedelta(days=days))
+        purge_orders()
+        answer = [list(Order.objects.values_list("pk", flat=True)), str(purge_orders.cron)]
+    """)
+    assert answer == [[1], "30 3 * * * Europe/Paris"]
+
+
+def test_the_catalogue_is_imported_in_batches_and_twice_is_once(shop: Shop) -> None:
+    answer = shop.ask("""
+        from shop.jobs import BATCH, import_catalog
+        lines = BATCH + 100
+        import_catalog(lines=lines)
+        Product.objects.filter(name="Bowl 00001").update(stock=99)
+        import_catalog(lines=lines)
+        answer = [Product.objects.count() - lines, Product.objects.get(name="Bowl 00001").stock]
+    """)
+    assert answer == [1, 99]
+
+
+def test_an_import_stops_between_two_batches_when_it_is_told_to(shop: Shop) -> None:
+    answer = shop.ask("""
+        from django_jobs import JobContext
+        from shop.jobs import BATCH, import_catalog
+        context = JobContext.detached(import_catalog.name, {})
+        context.signal.set("cancelled")
+        import_catalog(context)
+        answer = Product.objects.count() - 1 == BATCH
+    """)
+    assert answer is True
+
+
+def test_one_import_is_started_at_a_time_from_the_first_page(shop: Shop) -> None:
+    answer = shop.ask("""
+        urls = [client.post("/import/").url for _ in range(2)]
+        rows = JobExecution.objects.filter(job_name="shop.import_catalog")
+        answer = [urls, [str(row.pk) for row in rows], rows.get().payload, rows.get().triggered_by_name]
+    """)
+    urls, (pk,), payload, by = answer
+    assert urls == [f"/admin/django_jobs/jobexecution/{pk}/change/"] * 2
+    assert (payload, by) == ({"lines": 20_000}, "a visitor")
+
+
+@pytest.mark.slow
+def test_a_running_import_can_be_cancelled(shop: Shop) -> None:
+    shop.ask("answer = client.post('/import/').status_code")
+    worker = subprocess.Popen(
+        [sys.executable, str(MANAGE), "runjobs"],
+        env=shop.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        preexec_fn=die_with_parent,
+    )  # fmt: skip
+    database = f"file:{shop.folder / 'shop.sqlite3'}?mode=ro"
+
+    def value(sql: str) -> Any:
+        with contextlib.closing(sqlite3.connect(database, uri=True, timeout=20)) as connection:
+            return connection.execute(sql).fetchone()[0]
+
+    status = "SELECT status FROM django_jobs_jobexecution WHERE job_name = 'shop.import_catalog'"
+    try:
+        wait_for(lambda: value("SELECT COUNT(*) FROM shop_product") > 1, 30, "the first batch is there")
+        shop.ask("answer = JobExecution.objects.get(job_name='shop.import_catalog').cancel(by='the test').status")
+        wait_for(lambda: value(status) == "cancelled", 20, "the import has stopped")
+    finally:
+        worker.terminate()
+        worker.wait(60)
+    assert 1 < value("SELECT COUNT(*) FROM shop_product") < 20_000
 
 
 def test_the_pages_answer_and_hold_no_inline_script_or_style(shop: Shop) -> None:

@@ -10,9 +10,9 @@ from django.core.mail import send_mail
 from django.db.models import F
 from django.utils import timezone
 
-from django_jobs import Backoff, JobContext, Retry, job
+from django_jobs import Backoff, JobContext, Keep, Retry, job
 
-from . import artwork, orders
+from . import artwork, catalog, orders
 from .models import Order, Product
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,9 @@ RECEIPTS = {
     "en": ("Your order {order.pk}", "Thank you!\n\n{order.quantity} x {order.product}, {order.total} EUR in all."),
     "fr": ("Votre commande {order.pk}", "Merci !\n\n{order.quantity} x {order.product}, soit {order.total} EUR."),
 }
+
+
+BATCH = 500
 
 
 class WebhookDownError(Exception):
@@ -82,6 +85,29 @@ def restock() -> None:
     """Fill up what has run low, every two minutes."""
     filled = Product.objects.filter(stock__lt=3).update(stock=F("stock") + 10)
     logger.info("%s products filled up", filled)
+
+
+@job(cron="30 3 * * *", timezone="Europe/Paris", misfire_grace=timedelta(hours=1), keep=Keep(ok=30))
+def purge_orders() -> None:
+    """Delete the orders of more than a year ago, each night when Paris sleeps."""
+    deleted, _ = Order.objects.filter(created_at__lt=timezone.now() - timedelta(days=365)).delete()
+    logger.info("%s old rows deleted", deleted)
+
+
+@job(priority="low", retry=2, timeout=timedelta(minutes=10))
+def import_catalog(ctx: JobContext, lines: int = 20_000) -> None:
+    """Take over a supplier's catalogue, batch after batch; what is on the shelf already stays as it is."""
+    done = 0
+    for batch in catalog.batches(lines, BATCH):
+        Product.objects.bulk_create(batch, ignore_conflicts=True)
+        done += len(batch)
+        ctx.progress(done, lines, note=batch[-1].name)
+        # A pause, so that others can write as well: SQLite has one writer at a time.
+        if ctx.signal.wait(0.2):
+            # Each batch is committed, and a second run passes over it: there is nothing to undo.
+            logger.warning("Stopped after %s of %s lines: %s", done, lines, ctx.signal.reason)
+            return
+    logger.info("Took over %s lines", done)
 
 
 @job(timeout=120)

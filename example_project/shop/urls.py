@@ -13,5 +13,6 @@ urlpatterns = [
     path("orders/<int:pk>/", views.order_page, name="order"),
     path("orders/<int:pk>/jobs/", views.order_jobs, name="order_jobs"),
     path("orders/<int:pk>/webhook/", views.call_webhook, name="webhook"),
+    path("import/", views.start_import, name="import"),
     path("stock-take/", views.start_stock_take, name="stock_take"),
 ]

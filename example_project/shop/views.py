@@ -16,11 +16,14 @@ from django_jobs.states import FINAL
 
 from . import orders
 from .forms import OrderForm
-from .jobs import flaky_webhook, stock_take
+from .jobs import flaky_webhook, import_catalog, stock_take
 from .models import Order, Product
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
+
+
+SHELF = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,13 @@ class JobLine:
 @require_GET
 def product_list(request: HttpRequest) -> HttpResponse:
     """Show the shelf."""
-    recent = Order.objects.select_related("product")[:5]
-    return render(request, "shop/product_list.html", {"products": Product.objects.all(), "recent": recent})
+    context = {
+        # The first ones: a catalogue may have been imported since.
+        "products": Product.objects.order_by("pk")[:SHELF],
+        "count": Product.objects.count(),
+        "recent": Order.objects.select_related("product")[:5],
+    }
+    return render(request, "shop/product_list.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -81,9 +89,20 @@ def call_webhook(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def start_stock_take(request: HttpRequest) -> HttpResponse:
     """Start the long job, unless one is alive already."""
+    return _start_one(request, stock_take, "Counting the shelves.", "Somebody is counting already.")
+
+
+@require_POST
+def start_import(request: HttpRequest) -> HttpResponse:
+    """Start the import of the catalogue, unless one is alive already."""
+    return _start_one(request, import_catalog, "The catalogue is being read.", "It is being read already.")
+
+
+def _start_one(request: HttpRequest, job: Any, started: str, alive: str) -> HttpResponse:
     by = request.user if request.user.is_authenticated else "a visitor"
-    execution = stock_take.using(key="stock-take", by=by).push()
-    messages.info(request, "Counting the shelves." if execution.created else "Somebody is counting already.")
+    # All pushes have one key, so there is one live execution at a time.
+    execution = job.using(key="one", by=by).push()
+    messages.info(request, started if execution.created else alive)
     return redirect(_admin_url(execution.pk) or "shop:products")
 
 
