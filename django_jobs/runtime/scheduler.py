@@ -227,8 +227,9 @@ def fire(job: Job[...], tick: datetime, *, missed: int = 0, using: str) -> bool:
             logger.warning("%s skipped its tick of %s: an execution of it still lives", job.name, tick)
             return True
         row.created = True
-        emit(job_pushed, job, row)
         hint(connection, (row,))
+    # Not before the commit: a receiver whose statement fails would undo the tick on PostgreSQL, again and again.
+    emit(job_pushed, job, row)
     return True
 
 

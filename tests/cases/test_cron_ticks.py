@@ -10,7 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_jobs import AlreadyRunning, DefinitionError, clock, job, registry, transitions
 from django_jobs.models import JobExecution, JobState
@@ -18,6 +18,7 @@ from django_jobs.runtime import scheduler as module
 from django_jobs.runtime.scheduler import Scheduler
 from django_jobs.runtime.stage import Stage
 from django_jobs.schedules import Cron
+from django_jobs.signals import job_pushed
 from django_jobs.states import Status
 from tests.admin.support import LIST, page
 from tests.cases.crons import define, end_all, put, skips, state, ticks
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.django_db
 START = datetime(2027, 3, 1, 12, 0, 30, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
+JOBS = "/admin/django_jobs/jobstate/"
 
 
 @pytest.fixture(autouse=True)
@@ -232,13 +234,32 @@ def test_what_a_removed_job_left_is_parked_with_its_reason_and_can_be_removed(cl
     assert (row.status, row.parked_reason) == (Status.SCHEDULED, "unknown")
     assert JobExecution.objects.count() == 1
     client.force_login(admin_user)
-    for url in (LIST, f"{LIST}?status=parked", page(row)):
+    for url in (LIST, f"{LIST}?status=parked", JOBS, page(row)):
         assert client.get(url).status_code == 200
     client.post(page(row, "cancel"))
     row.refresh_from_db()
     assert row.status == Status.CANCELLED
     client.post(page(row, "delete"), {"post": "yes"})
     assert not JobExecution.objects.exists()
+
+
+@pytest.mark.parametrize("expression", ["0 5 10 * *", "0 0 */2 * 1", "0 16 1,2,3 * FRI"])
+def test_the_page_of_jobs_shows_when_a_changed_schedule_comes_next(
+    expression: str, client: Any, admin_user: Any
+) -> None:
+    """The stored last run is compared under a new rule; a day of month beside a day of week runs more than was meant.
+
+    Sources: celery/celery#3219, pallets-eco/croniter#41.
+    """
+    define(cron="0 5 1 * *")
+    Scheduler(using="default").tick()
+    changed = define(cron=expression, timezone="America/New_York")
+    client.force_login(admin_user)
+    before = clock.now("default")
+    [shown] = client.get(JOBS).context["overview"].lines
+    assert changed.cron.next_after(before) <= shown.next_run <= changed.cron.next_after(clock.now("default"))
+    Scheduler(using="default").tick()
+    assert ticks() == []
 
 
 # Definitions
@@ -304,6 +325,29 @@ def test_a_schedule_that_raises_stops_no_other_and_is_tried_again(monkeypatch: A
     tomorrow = datetime(2027, 3, 2, 4, 30, tzinfo=UTC)
     scheduler.tick(tomorrow)
     assert ticks("acc.b") == [tomorrow]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_receiver_that_breaks_its_transaction_costs_no_tick() -> None:
+    """The path of periodic jobs lets user code into its own transaction and loses the slot (riverqueue/river#675)."""
+    define()
+    scheduler = Scheduler(using="default")
+    scheduler.tick(START)
+    heard: list[Any] = []
+
+    def receive(execution: JobExecution, **kwargs: Any) -> None:
+        heard.append(execution.pk)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT nothing FROM nowhere")
+
+    job_pushed.connect(receive)
+    try:
+        scheduler.tick(START + MINUTE)
+        scheduler.tick(START + MINUTE + SECOND)
+    finally:
+        job_pushed.disconnect(receive)
+    assert ticks() == [minute(1)]
+    assert heard == [JobExecution.objects.get().pk]
 
 
 # The clock moves
