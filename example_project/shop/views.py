@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 
-SHELF = 12
+SHELF = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
