@@ -22,6 +22,16 @@ _lock = threading.Lock()
 _last_tick = 0
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have held it.
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def uuid7() -> uuid.UUID:
     """Return a UUID version 7 (RFC 9562), strictly increasing within this process.
 
