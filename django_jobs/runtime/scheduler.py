@@ -142,23 +142,27 @@ class Scheduler:
         if due is None:
             return cron.next_after(cursor)
         if state.paused_at is not None:
-            self._skip(job, due.newest, PAUSED, len(due.fire) + due.missed)
-            return due.following
-        if due.missed:
-            logger.warning("%s missed %d ticks up to %s", job.name, due.missed, due.newest)
-        if not due.fire:
-            self._skip(job, due.newest, MISFIRE, due.missed)
-        for tick in due.fire:
-            if not fire(job, tick, missed=due.missed if tick == due.fire[0] else 0, using=self._using):
-                # Somebody else is at it, perhaps at all of them, and may die of it.
-                return LOOK_AGAIN
-        return due.following
+            done = self._skip(job, cursor, due.newest, PAUSED, len(due.fire) + due.missed)
+        elif not due.fire:
+            done = self._skip(job, cursor, due.newest, MISFIRE, due.missed)
+        else:
+            steps = zip((cursor, *due.fire), due.fire, strict=False)
+            done = all(
+                fire(job, tick, after=last, missed=due.missed if last == cursor else 0, using=self._using)
+                for last, tick in steps
+            )
+        # If not, somebody else is at it, who may be in the midst of many, or die of it.
+        return due.following if done else LOOK_AGAIN
 
-    def _skip(self, job: Job[...], tick: datetime, reason: str, count: int) -> None:
-        rows = _behind(job, tick, self._using)
+    def _skip(self, job: Job[...], cursor: datetime, tick: datetime, reason: str, count: int) -> bool:
+        rows = _unmoved(job, cursor, self._using)
         with transaction.atomic(using=self._using):
-            if _is_free(rows, self._using):
-                rows.update(last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count)
+            skipped = _is_free(rows, self._using) and rows.update(
+                last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count
+            )
+        if skipped and reason == MISFIRE:
+            logger.warning("%s missed %d ticks up to %s", job.name, count, tick)
+        return bool(skipped)
 
 
 def due_ticks(job: Job[...], cron: Cron, cursor: datetime, now: datetime) -> Due | None:
@@ -201,18 +205,20 @@ def _in_time(ticks: Iterable[datetime], now: datetime, grace: timedelta | None) 
 
 
 @retried
-def fire(job: Job[...], tick: datetime, *, missed: int = 0, using: str) -> bool:
-    """Move the cursor to the tick and write its row, both or neither; return False when another process does or did.
+def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, using: str) -> bool:
+    """Move the cursor to the tick and write its row, both or neither; False if the cursor is not free, or not `after`.
 
     The row is a pushed one in all but its key: with overlap="skip" ticks and triggers of a job share one, and while it
     is taken the tick is skipped, which leaves its trace in the job's state.
     """
     connection = connections[using]
-    rows = _behind(job, tick, using)
+    rows = _unmoved(job, after, using)
     with transaction.atomic(using=using):
         traced = {"last_skip_at": tick, "last_skip_reason": MISFIRE, "skips": F("skips") + missed} if missed else {}
         if not _is_free(rows, using) or not rows.update(last_tick_at=tick, **traced):
             return False
+        if missed:
+            logger.warning("%s missed %d ticks before %s", job.name, missed, tick)
         now = clock.now(using)
         row = build(job, PushOptions(by="system"), "{}", now=now)
         row.active_key, row.tick_at = overlap_key(job), tick
@@ -233,9 +239,9 @@ def fire(job: Job[...], tick: datetime, *, missed: int = 0, using: str) -> bool:
     return True
 
 
-def _behind(job: Job[...], tick: datetime, using: str) -> QuerySet[JobState]:
-    """Return the job's state if its cursor is before the tick and its schedule that of this process."""
-    return JobState.objects.using(using).filter(job_name=job.name, schedule=str(job.cron), last_tick_at__lt=tick)
+def _unmoved(job: Job[...], cursor: datetime, using: str) -> QuerySet[JobState]:
+    """Return the job's state if its cursor is still where it was and its schedule that of this process."""
+    return JobState.objects.using(using).filter(job_name=job.name, schedule=str(job.cron), last_tick_at=cursor)
 
 
 def _is_free(rows: QuerySet[JobState], using: str) -> bool:

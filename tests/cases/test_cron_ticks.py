@@ -95,6 +95,26 @@ def test_a_scheduler_that_slept_between_its_look_and_its_deed_fires_nothing_twic
     assert state().last_tick_at == minute(3)
 
 
+def test_a_tick_that_another_process_fires_meanwhile_is_not_counted_as_missed(monkeypatch: Any) -> None:
+    """What was missed is judged by a last run that is out of date (openclaw/openclaw#42640)."""
+    define(overlap="allow")
+    late, prompt = Scheduler(using="default"), Scheduler(using="default")
+    late.tick(START)
+    prompt.tick(START)
+    fire = module.fire
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        prompt.tick(minute(1))
+        return fire(*args, **options)
+
+    monkeypatch.setattr(module, "fire", meanwhile)
+    assert late.tick(minute(2)) <= 1.0
+    late.tick(minute(2) + SECOND)
+    assert ticks() == [minute(1), minute(2)]
+    assert skips() == ("", 0)
+
+
 @pytest.mark.postgres
 @pytest.mark.mysql
 @pytest.mark.django_db(transaction=True)
