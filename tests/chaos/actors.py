@@ -54,11 +54,12 @@ def carry_out(order: plan.Order) -> None:
 
 
 def push(order: plan.Order, wishes: tuple[plan.Wish, ...], *, undone: bool = False) -> None:
+    from django_jobs import services
     from tests.acc import jobs
 
     named = [(wish, getattr(jobs, wish.job).using(**wish.options)) for wish in wishes]
     if order.in_bulk:
-        rows = named[0][1].push_many([job.item(**wish.payload) for wish, job in named])
+        rows = services.push_many([job.item(**wish.payload) for wish, job in named])
     else:
         rows = [job.push(**wish.payload) for wish, job in named]
     for wish, row in zip(wishes, rows, strict=True):
@@ -79,7 +80,16 @@ def meddle(name: str, seed: int) -> None:
     for meddling in plan.meddlings(seed, name):
         time.sleep(meddling.pause)
         try:
-            act(meddling)
+            if meddling.linger is None:
+                act(meddling)
+                continue
+            with transaction.atomic():
+                act(meddling)
+                time.sleep(meddling.linger)
+                if meddling.rolls_back:
+                    raise RollBack
+        except RollBack:
+            continue
         except Exception as error:
             passes(error, meddling.verb)
 
@@ -121,10 +131,10 @@ def some(queryset: Any, meddling: plan.Meddling) -> list[Any]:
 
 def passes(error: Exception, what: str) -> None:
     """Go on after what is to be expected: a refusal, a database that is away or was busy; raise anything else."""
-    from django_jobs import JobsError
+    from django_jobs import Conflict
 
     print(f"{time.time():.3f} {what}: {type(error).__name__}: {error}", flush=True)
-    if not isinstance(error, JobsError | Error):
+    if not isinstance(error, Conflict | Error):
         raise error
     connection.close()
     time.sleep(0.3)

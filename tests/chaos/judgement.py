@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from django_jobs.runtime.runner import NO_DATABASE
 from django_jobs.states import FINAL, LIVE, Status, is_legal
 from tests.chaos.actors import marker
 from tests.chaos.history import Change
@@ -22,6 +23,7 @@ from tests.support import Entry
 CRON = "acc.tick"
 # Their handlers raise nothing: what ends them with an error is the end of a worker, and the error says so.
 HARMLESS = frozenset({"acc.mark", "acc.mark_retry", "acc.slow", "acc.slow_retry", "acc.async_mark", CRON})
+ENDING = {signal.SIGTERM, signal.SIGKILL}
 EXCUSES = ("WorkerLost: ", "interrupted by shutdown")
 
 
@@ -320,8 +322,9 @@ def what_ended_is_moved_by_people_only(evidence: Evidence) -> Iterator[str]:
 
 def processes_end_when_told(evidence: Evidence) -> Iterator[str]:
     for death in evidence.deaths:
-        # Some handlers end their process.
-        if not death.told and death.code not in (EXIT_CODE, -signal.SIGKILL):
+        # Some handlers end their process, and a start that meets a database on its way down is over.
+        excused = death.code in (EXIT_CODE, -signal.SIGKILL, NO_DATABASE)
+        if not death.told & ENDING and not excused:
             yield f"{death.name} ended by itself with exit code {death.code}"
 
 

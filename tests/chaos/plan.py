@@ -55,7 +55,7 @@ def orders(seed: int, producer: str) -> Iterator[Order]:
         undone = (_wish(rng, f"{token}-undone"),) if rng.random() < 0.1 else ()
         yield Order(
             token=token,
-            pause=rng.expovariate(5),
+            pause=rng.expovariate(9),
             wishes=wishes,
             undone=undone,
             linger=rng.choice((0, 0, 0, 0.02)),
@@ -107,7 +107,7 @@ class Blow:
 def blows(seed: int, *, workers: int, producers: int, has_server: bool, can_sever: bool) -> Iterator[Blow]:
     """Yield what the monkey does, without end."""
     rng = stream(seed, "monkey")
-    weights = {"kill": 3.0, "term": 3.0, "freeze": 3.0, "long freeze": 1.5, "kill producer": 0.7}
+    weights = {"kill": 3.0, "term": 3.0, "freeze": 3.0, "long freeze": 1.5, "kill producer": 0.7, "freeze meddler": 0.7}
     if can_sever:
         weights["sever"] = 2.0
     if has_server:
@@ -119,6 +119,8 @@ def blows(seed: int, *, workers: int, producers: int, has_server: bool, can_seve
             "freeze": rng.uniform(0.3, 2.5),
             # Longer than it takes the others to declare it dead.
             "long freeze": rng.uniform(6, 10),
+            # Perhaps inside a transaction that holds locks.
+            "freeze meddler": rng.uniform(1, 6),
             "restart": rng.uniform(0, 2),
             "crash": rng.uniform(0, 2),
         }.get(kind, 0.0)
@@ -135,6 +137,9 @@ class Meddling:
     # Which of the rows that qualify, 0 to 1, and how many of them.
     where: float
     count: int
+    # Done in a transaction that stays open for so long, and is perhaps not kept; None is none.
+    linger: float | None
+    rolls_back: bool
 
 
 def meddlings(seed: int, actor: str) -> Iterator[Meddling]:
@@ -146,4 +151,12 @@ def meddlings(seed: int, actor: str) -> Iterator[Meddling]:
             (3, 2, 4, 1, 0.5, 1, 1),
         )[0]
         count = rng.randint(2, 6) if verb.endswith("_many") else 1
-        yield Meddling(pause=rng.expovariate(3), verb=verb, where=rng.random(), count=count)
+        linger = rng.choice((None, None, 0, rng.uniform(0, 1)))
+        yield Meddling(
+            pause=rng.expovariate(3),
+            verb=verb,
+            where=rng.random(),
+            count=count,
+            linger=linger,
+            rolls_back=linger is not None and rng.random() < 0.3,
+        )

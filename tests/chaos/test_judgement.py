@@ -238,6 +238,10 @@ DOCTORED: list[tuple[Callable[[Evidence], Any], Evidence]] = [
         instead(MARK, life(MARK, "acc.mark_retry", (("pending", 0, 0), ("cancelled", 0, 0)))),
     ),
     (judgement.processes_end_when_told, story(deaths=(Death(name="worker-0", code=1, told=frozenset()),))),
+    (
+        judgement.processes_end_when_told,
+        story(deaths=(Death(name="worker-0", code=0, told=frozenset({signal.SIGSTOP})),)),
+    ),
     (judgement.canaries_sing, story(canaries={"acc.mark": "pending"})),
     (judgement.canaries_sing, story(canaries={})),
 ]

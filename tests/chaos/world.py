@@ -130,6 +130,8 @@ class World:
 
     def _note(self, text: str) -> None:
         self.log.append(f"{self._now():7.2f} s  {time.time():.3f}  {text}")
+        with (self.home / "actions").open("a") as file:
+            file.write(f"{self.log[-1]}\n")
 
     def _pass(self, *, until: float) -> None:
         """Do what is due and start again who died, until then."""
@@ -164,10 +166,11 @@ class World:
                 self._signal(worker, signal.SIGKILL)
             case "term":
                 self._signal(worker, signal.SIGTERM)
-            case "freeze" | "long freeze":
-                process = worker.process
-                self._signal(worker, signal.SIGSTOP)
-                self._after(blow.length, lambda: self._thaw(worker, process))
+            case "freeze" | "long freeze" | "freeze meddler":
+                frozen = self._members[MEDDLER] if blow.kind == "freeze meddler" else worker
+                process = frozen.process
+                self._signal(frozen, signal.SIGSTOP)
+                self._after(blow.length, lambda: self._thaw(frozen, process))
             case "kill producer":
                 self._signal(self._members[PRODUCERS[blow.target]], signal.SIGKILL)
             case "sever":
