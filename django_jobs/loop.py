@@ -15,6 +15,8 @@ logger = logging.getLogger("django_jobs.loop")
 
 # Long enough to leave a database that is down alone, short enough to be back soon after it.
 MAX_BACKOFF = 5.0
+# A connection that is not used for longer is closed: what lies on its way to the server may end it without a word.
+IDLE_CONNECTION = 30.0
 
 
 class Tick(Protocol):
@@ -82,6 +84,8 @@ class Loop:
                 delay = self._once()
                 if self._stopped.is_set():
                     return
+                if delay > IDLE_CONNECTION:
+                    connections.close_all()
                 self._wake.wait(delay)
         except BaseException as error:  # A thread of ours must not end in silence.
             logger.critical("%s stopped working", self.name, exc_info=True)
@@ -103,7 +107,8 @@ class Loop:
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
-        kind = f"{type(error).__name__}: {error}"
+        # In one line: drivers explain at length, and all threads have something to tell at once.
+        kind = " ".join(f"{type(error).__name__}: {error}".split())
         if kind not in self._told:
             self._told.add(kind)
             logger.warning(

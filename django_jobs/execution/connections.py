@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+from time import monotonic
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("django_jobs")
+
+# Seconds after which a thread's connections are tried before they are used again: the server, or something on the way
+# to it, may have ended them meanwhile. Django does so only where CONN_HEALTH_CHECKS is on.
+UNUSED = 1.0
+_last = threading.local()
 
 
 def tidy(culprit: str = "", *, close_all: bool = False) -> None:
@@ -16,6 +23,9 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
 
     `culprit` names the job that ran; a transaction it left open is rolled back and reported. Never raises.
     """
+    now = monotonic()
+    is_long_ago = now - getattr(_last, "used_at", now) > UNUSED
+    _last.used_at = now
     for connection in connections.all(initialized_only=True):
         if connection.connection is None:
             continue
@@ -26,7 +36,7 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
                 roll_back(connection)
             if connection.queries_log:
                 connection.queries_log.clear()
-            if close_all:
+            if close_all or (is_long_ago and not culprit and not connection.is_usable()):
                 connection.close()
             else:
                 connection.close_if_unusable_or_obsolete()
