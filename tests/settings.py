@@ -85,6 +85,8 @@ TIME_ZONE = os.environ.get("TIME_ZONE", "UTC")
 LANGUAGE_CODE = os.environ.get("LANGUAGE_CODE", "en")
 DEFAULT_AUTO_FIELD = os.environ.get("DEFAULT_AUTO_FIELD", "django.db.models.BigAutoField")
 AUTH_USER_MODEL = os.environ.get("AUTH_USER_MODEL", "auth.User")
+# Of no concern to any test: a session in memory, and a cheap hash, save statements and time.
+SESSION_ENGINE = "django.contrib.sessions.backends.cache"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Everything is kept, so that tests count rows; durations are the package's own: tests that wait shorten them.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
@@ -11,6 +12,12 @@ from django.test import Client
 from django_jobs.models import JobExecution
 from tests.admin.support import Admin
 from tests.factories import JobExecutionFactory
+
+
+@pytest.fixture(autouse=True)
+def narrow_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the admin's own side bar, which every page would draw again."""
+    monkeypatch.setattr(site, "enable_nav_sidebar", False)
 
 
 @pytest.fixture
