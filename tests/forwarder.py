@@ -15,6 +15,9 @@ class Line:
     """One connection through the forwarder."""
 
     client: socket.socket
+    server: socket.socket
+    # Closed by the last of them: the number of a socket closed under the other one's recv() may be a new one's.
+    pumps: int = 2
     # Has it said what the answer is to be swallowed after?
     is_suspect: bool = False
     is_deaf: bool = False
@@ -42,11 +45,9 @@ class Forwarder:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
-            ended, self._open = self._open, set()
-        for end in ended:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+            for end in self._open:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
         # What was held back by hush() finds its connection closed.
         self._passing.set()
 
@@ -82,7 +83,7 @@ class Forwarder:
                     server.close()
                     return
                 self._open |= {client, server}
-            line = Line(client)
+            line = Line(client, server)
             for ends in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=(*ends, line), daemon=True).start()
 
@@ -104,12 +105,18 @@ class Forwarder:
                     self.swallowed.set()
                     break
                 target.sendall(data)
-        with self._lock:
-            self._open -= {source, target}
-        for end in (source, target):
+        self._shut(line)
+
+    def _shut(self, line: Line) -> None:
+        for end in (line.client, line.server):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        with self._lock:
+            line.pumps -= 1
+            if line.pumps == 0:
+                self._open -= {line.client, line.server}
+                line.client.close()
+                line.server.close()
 
     def _listen_in(self, data: bytes, line: Line) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -25,15 +25,16 @@ def test_a_row_begins_when_it_is_claimed_and_an_idle_worker_takes_what_a_busy_on
     lone = {"CONCURRENCY": 1, "HEARTBEAT_INTERVAL": 0.5, "WORKER_LOST_AFTER": 1}
     processes = [runjobs("--worker", jobs=lone).wait_ready() for _ in range(2)]
     # In all far longer than a lost worker's rows are left alone.
-    rows = jobs.slow.push_many([{"s": 0.8}] * 5)
+    jobs.slow.push_many([{"s": 0.8}] * 5)
     wait_for(lambda: JobExecution.objects.filter(status=Status.OK).count() == 5, 20, "all are ok")
     starts = {entry.row_id: entry for entry in ledger.starts()}
     assert len(ledger.starts()) == len(starts) == 5
     assert {entry.pid for entry in starts.values()} == {process.pid for process in processes}
-    for row in rows:
-        row.refresh_from_db()
-        began = row.started_at.timestamp()
-        assert abs(starts[str(row.pk)].time - began) < 0.5
-        assert row.completed_at - row.started_at < timedelta(seconds=2)
-        assert row.attempt == 1
+    for pid in {process.pid for process in processes}:
+        mine = sorted((entry for entry in starts.values() if entry.pid == pid), key=lambda entry: entry.time)
+        for before, after in pairwise(mine):
+            row = JobExecution.objects.get(pk=after.row_id)
+            assert row.attempt == 1
+            # Claimed when the one before had ended; the clocks of the server and of the ledger are not quite one.
+            assert row.started_at.timestamp() > ledger.ends(before.row_id)[0].time - 0.3
     assert_consistent()
