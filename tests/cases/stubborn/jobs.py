@@ -9,9 +9,11 @@ import threading
 import time
 
 from asgiref.sync import sync_to_async
+from django.db import transaction
 
 from django_jobs import JobContext, job
 from tests.acc.jobs import AT_ONCE, nap, note
+from tests.acc.models import Thing
 
 FOR_EVER = 600.0
 
@@ -119,3 +121,13 @@ def unlimited(ctx: JobContext, s: float) -> None:
 def limited(ctx: JobContext, s: float) -> None:
     """Have a time limit of its own."""
     nap(ctx, s, heed=False)
+
+
+@job
+def in_a_snapshot(ctx: JobContext, s: float) -> None:
+    """Hold a transaction, and look from inside it whether the run was called off."""
+    with transaction.atomic():
+        Thing.objects.exists()
+        note("START", ctx, "")
+        if ctx.signal.wait(s):
+            note("SEEN", ctx, "")

@@ -1,0 +1,14 @@
+"""A router for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Elsewhere:
+    """The executions live in the second database."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label == "django_jobs" else None
+
+    db_for_write = db_for_read
