@@ -131,6 +131,25 @@ def test_the_columns_are_words_a_person_knows(admin: Admin) -> None:
         assert word in words
 
 
+def test_a_queue_and_a_priority_as_usual_go_without_saying(admin: Admin) -> None:
+    JobExecutionFactory(job_name="acc.slow")
+    JobExecutionFactory(queue="mail", priority=-50, key="order-7")
+    text = admin.list().rendered_content
+
+    notes = re.findall(r'<span class="dj-note">(.*?)</span>', text)
+    assert notes == ["queue mail", "low priority", "key order-7"]
+
+
+def test_a_tick_was_pushed_by_the_clock(admin: Admin) -> None:
+    row = JobExecutionFactory(triggered_by_name="system")
+    assert "system" in read(admin.list()).words
+    type(row).objects.update(tick_at=row.created_at)
+
+    words = read(admin.list()).words
+    assert "cron" in words
+    assert "system" not in words
+
+
 def test_a_priority_without_a_word_is_a_number(admin: Admin) -> None:
     JobExecutionFactory(priority=-7)
 
