@@ -90,6 +90,11 @@ def retried(verb: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def passes_over_locks(using: str) -> bool:
+    """Whether a read can lock rows and pass over those that others hold; on SQLite the UPDATE itself waits its turn."""
+    return bool(connections[using].features.has_select_for_update_skip_locked)
+
+
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     # With autocommit off there is no atomic block around the caller's transaction.
     return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)

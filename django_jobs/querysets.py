@@ -73,11 +73,16 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
         """Rows pushed with this dedup key, live or not."""
         return self.filter(key_digest=key_digest(organization_id, key))
 
+    @property
+    def written_to(self) -> str:
+        """The alias of the database that writes of this set go to; `db` is the one for reads until the first write."""
+        alias: str | None = self._db  # type: ignore[attr-defined]  # The stubs leave it out.
+        return alias or router.db_for_write(self.model)
+
     def delete_finished(self) -> int:
         """Delete the finished rows of this set in one statement and return how many; live rows stay."""
         # No collector: these rows have no relations, and loading a million of them to ask would be the cost of a trim.
-        alias = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]  # The stubs leave _db out.
-        return self.finished()._raw_delete(alias)
+        return self.finished()._raw_delete(self.written_to)
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
 
 from django_jobs import rows
-from django_jobs.contention import retried
+from django_jobs.contention import passes_over_locks, retried
 from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
@@ -400,22 +400,31 @@ def _leave_lost(lost: ExecutionQuerySet, target: Status, now: datetime, describe
     for pk, run_no, worker_id, attempt, errors in lost.values_list("pk", "run_no", "worker_id", "attempt", "errors"):
         message, entry = describe(worker_id)
         history = with_entry(errors, {**entry, "attempt": attempt})
-        if _leave_one(lost.filter(pk=pk, run_no=run_no), target, now, message, history):
+        if _leave_one(lost.filter(pk=pk, run_no=run_no), pk, target, now, message, history):
             moved.append(pk)
     return moved
 
 
 # Repeated row by row: a collision must not make us forget which rows were moved before it.
 @retried
-def _leave_one(lost: ExecutionQuerySet, target: Status, now: datetime, message: str, history: list[Any] | None) -> int:
+def _leave_one(
+    lost: ExecutionQuerySet, pk: UUID, target: Status, now: datetime, message: str, history: list[Any] | None
+) -> int:
     moment = Value(now, output_field=UTCDateTimeField())
-    return lost.update(
-        active_key=None if target in FINAL else Case(When(_unmarked, then=F("active_key")), default=None),
-        completed_at=moment if target in FINAL else Case(When(_unmarked, then=None), default=moment),
-        error=message,
-        errors=history,
-        rescues=F("rescues") + 1,
-        hinted_at=now,
-        updated_at=now,
-        status=Case(When(_unmarked, then=Value(target)), default=Value(Status.CANCELLED)),
-    )
+    values = {
+        "active_key": None if target in FINAL else Case(When(_unmarked, then=F("active_key")), default=None),
+        "completed_at": moment if target in FINAL else Case(When(_unmarked, then=None), default=moment),
+        "error": message,
+        "errors": history,
+        "rescues": F("rescues") + 1,
+        "hinted_at": now,
+        "updated_at": now,
+        "status": Case(When(_unmarked, then=Value(target)), default=Value(Status.CANCELLED)),
+    }
+    using = lost.written_to
+    if not passes_over_locks(using):
+        return lost.update(**values)
+    with transaction.atomic(using=using):
+        # Without waiting: who holds one row, perhaps frozen, must not keep all others from being rescued.
+        one = JobExecution.objects.using(using).filter(pk=pk).select_for_update(skip_locked=True)
+        return lost.update(**values) if one.values_list("pk", flat=True) else 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import DatabaseError
+from django.db import DatabaseError, transaction
 from django.db.models import QuerySet
 
 from django_jobs import dispatchers
-from django_jobs.contention import is_connection_loss
+from django_jobs.contention import is_connection_loss, passes_over_locks, retried
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 
@@ -43,19 +44,45 @@ def distinct(queryset: QuerySet[Any], field: str, *, limit: int = 1000) -> list[
     return values
 
 
-def move(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], *, using: str) -> list[UUID]:
-    """Apply a verb to rows, all at once or, when the database refuses that, one by one; return those it refuses."""
-    rows = JobExecution.objects.using(using)
+@dataclass(slots=True, kw_only=True)
+class Unmoved:
+    """Rows that a verb was not applied to: refused by the database, or held by another transaction for now."""
+
+    refused: list[UUID] = field(default_factory=list)
+    held: list[UUID] = field(default_factory=list)
+
+
+def move(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], *, using: str) -> Unmoved:
+    """Apply a verb to rows, all at once or, when the database refuses that, one by one; return what was left out."""
     try:
-        verb(rows.filter(pk__in=ids))
-        return []
+        return Unmoved(held=_move_unlocked(ids, verb, using=using))
     except DatabaseError as error:
         if is_connection_loss(error, using):
             raise
         if len(ids) == 1:
             logger.error("execution %s cannot be moved and is left out for a while: %s", ids[0], error)  # noqa: TRY400
-            return list(ids)
-    return [refused for pk in ids for refused in move([pk], verb, using=using)]
+            return Unmoved(refused=list(ids))
+    parts = [move([pk], verb, using=using) for pk in ids]
+    return Unmoved(
+        refused=[pk for part in parts for pk in part.refused], held=[pk for part in parts for pk in part.held]
+    )
+
+
+@retried
+def _move_unlocked(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], *, using: str) -> list[UUID]:
+    """Apply a verb to the rows that nobody holds; return the others.
+
+    Without waiting: whoever has touched one of them in a transaction that stays open would hold up all of them.
+    """
+    rows = JobExecution.objects.using(using).filter(pk__in=ids)
+    if not passes_over_locks(using):
+        verb(rows)
+        return []
+    with transaction.atomic(using=using):
+        free = set(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        if free:
+            verb(JobExecution.objects.using(using).filter(pk__in=free))
+    return [pk for pk in ids if pk not in free]
 
 
 def hint(rows: Iterable[tuple[str, int, UUID]]) -> None:

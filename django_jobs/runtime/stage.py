@@ -14,7 +14,7 @@ from django_jobs import clock, registry, transitions
 from django_jobs.models import JobExecution, JobState, QueueState
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.fleet import Fleet
-from django_jobs.runtime.portions import PAGE, distinct, hint, move, portions
+from django_jobs.runtime.portions import PAGE, Unmoved, distinct, hint, move, portions
 from django_jobs.runtime.worker import Pauses
 
 # Why a row is parked, as its `parked_reason` says.
@@ -28,6 +28,8 @@ BUDGET = 0.5
 WINDOW = 5000
 NAMES_EVERY = timedelta(seconds=5)
 REFUSED_FOR = timedelta(minutes=1)
+# A row that another transaction holds is looked at again so much later.
+HELD_FOR = timedelta(seconds=0.5)
 LIMIT = 10_000
 
 
@@ -130,9 +132,8 @@ class Stage(Pauses):
     def _park(self, which: Q, reason: str, now: datetime) -> None:
         while not self._is_over():
             ids = list(self._rows().pending().filter(which).order_by().values_list("pk", flat=True)[:PAGE])
-            self._refuse(
-                move(ids, lambda rows: transitions.park(rows, reason, now=now), using=self._using) if ids else [], now
-            )
+            if ids:
+                self._leave_out(move(ids, lambda rows: transitions.park(rows, reason, now=now), using=self._using), now)
             if len(ids) < PAGE:
                 return
 
@@ -186,12 +187,14 @@ class Stage(Pauses):
             self._move(list(page), lambda found: transitions.unpark(found, now=now), now)
 
     def _move(self, rows: list[tuple[str, int, UUID]], verb: Callable[[ExecutionQuerySet], Any], now: datetime) -> None:
-        refused = set(move([pk for _, _, pk in rows], verb, using=self._using))
-        self._refuse(refused, now)
-        hint(row for row in rows if row[2] not in refused)
+        left = self._leave_out(move([pk for _, _, pk in rows], verb, using=self._using), now)
+        hint(row for row in rows if row[2] not in left)
 
-    def _refuse(self, ids: Collection[UUID], now: datetime) -> None:
-        self._refused.update(dict.fromkeys(ids, now + REFUSED_FOR))
+    def _leave_out(self, unmoved: Unmoved, now: datetime) -> set[UUID]:
+        """Pass over rows that could not be moved for a while, so that they hold up no others; return them."""
+        self._refused.update(dict.fromkeys(unmoved.held, now + HELD_FOR))
+        self._refused.update(dict.fromkeys(unmoved.refused, now + REFUSED_FOR))
+        return {*unmoved.held, *unmoved.refused}
 
     def _until_due(self, now: datetime) -> float:
         waiting = self._rows().scheduled().filter(parked_reason="").order_by("scheduled_at")

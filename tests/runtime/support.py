@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import connections
+from django.db import connections, transaction
 from django.dispatch import Signal
 
 from django_jobs import dispatchers
@@ -96,3 +96,25 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
         yield calls
     finally:
         signal.disconnect(receive)
+
+
+@contextmanager
+def held(row: JobExecution) -> Iterator[None]:
+    """Have another transaction hold the row while the block runs."""
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            JobExecution.objects.filter(pk=row.pk).update(error="held")
+            is_held.set()
+            is_over.wait(10)
+            transaction.set_rollback(True)
+
+    thread = threading.Thread(target=in_thread, args=(hold,))
+    thread.start()
+    assert is_held.wait(10)
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(30)

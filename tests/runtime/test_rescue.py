@@ -14,7 +14,7 @@ from django_jobs.runtime.rescue import Rescue
 from django_jobs.signals import job_cancelled, job_failed, job_finished
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import at_once, heard, hinted, statuses
+from tests.runtime.support import at_once, heard, held, hinted, in_thread, statuses
 from tests.support import assert_consistent
 
 pytestmark = pytest.mark.django_db
@@ -314,3 +314,18 @@ def test_without_a_memory_stopped_and_unknown_workers_are_dead_at_once(now: date
     Worker.objects.filter(pk=fresh.worker_id).update(heartbeat_at=now)
     assert Rescue(using="default").suspect(now) == 2
     assert statuses() == {stopped.pk: Status.PENDING, unknown.pk: Status.PENDING, fresh.pk: Status.RUNNING}
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_another_transaction_holds_keeps_no_other_from_being_rescued(now: datetime) -> None:
+    """A worker that froze right before its commit holds its row for as long as it is frozen."""
+    worker = WorkerFactory(now=now, dead=True)
+    kept, again, over = lost(now, worker=worker), lost(now, worker=worker), lost(now, worker=worker, max_attempts=1)
+    process = Looks(now)
+    with held(kept):
+        in_thread(lambda: process.looks(3))
+        assert statuses() == {kept.pk: Status.RUNNING, again.pk: Status.PENDING, over.pk: Status.ERROR}
+    process.look()
+    assert statuses() == {kept.pk: Status.PENDING, again.pk: Status.PENDING, over.pk: Status.ERROR}

@@ -15,7 +15,7 @@ from django_jobs.runtime import portions, stage
 from django_jobs.runtime.stage import Stage
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
-from tests.runtime.support import at_once, hinted, statuses
+from tests.runtime.support import at_once, held, hinted, in_thread, statuses
 
 pytestmark = pytest.mark.django_db
 
@@ -290,3 +290,17 @@ def test_queues_with_pending_rows_are_seen_only_where_they_are_asked_for(now: da
     other.tick(now)
     assert set(asked.seen_queues()) == {"a", "b", "c"}
     assert set(other.seen_queues()) == set()
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_another_transaction_holds_keeps_no_other_waiting(now: datetime) -> None:
+    """A request that cancelled one row, and then waits for somebody else, must not stop every job that is due."""
+    kept, free = make_due(now, count=2)
+    process = Stage(using="default")
+    with held(kept):
+        assert in_thread(lambda: process.tick(now)) > 0
+        assert statuses() == {kept.pk: Status.SCHEDULED, free.pk: Status.PENDING}
+    process.tick(now + timedelta(seconds=1))
+    assert statuses() == {kept.pk: Status.PENDING, free.pk: Status.PENDING}
