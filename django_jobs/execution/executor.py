@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync
 from django.db import InterfaceError, OperationalError, transaction
 
+from django_jobs.contention import is_connection_loss
 from django_jobs.context import JobContext, enter_context
 from django_jobs.execution import judgement, logs
 from django_jobs.execution.connections import close_all, tidy
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobs")
 
+# How long a slot waits for the database to tell what became of a commit; after it the fence decides.
+SETTLE_PATIENCE = 60.0
 _NOTHING = object()
 Call = Callable[..., Any]
 # The handler inside its middleware, made once per function and list of middleware.
@@ -193,11 +197,18 @@ def _after_commit_failed(run: Run, outcome: Outcome | None, error: BaseException
 
 
 def _settle(run: Run) -> bool:
-    try:
-        return run.settle is not None and run.settle() is True
-    except Exception:
-        logger.exception("whether the commit of %s happened could not be found out", run.job.name)
-        return False
+    """Look at the row until the database answers, unless that takes too long or the run is given up meanwhile."""
+    until, pause = time.monotonic() + SETTLE_PATIENCE, 0.05
+    while True:
+        try:
+            return run.settle is not None and run.settle() is True
+        except Exception as error:
+            waits = time.monotonic() < until and not run.gate.abandoned
+            if not waits or not is_connection_loss(error, jobs_alias()):
+                logger.exception("whether the commit of %s happened could not be found out", run.job.name)
+                return False
+        time.sleep(pause)
+        pause = min(pause * 2, 1.0)
 
 
 def _prepare(run: Run) -> tuple[Call, tuple[Any, ...], dict[str, Any]] | Outcome:

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_jobs import retries
 from django_jobs.exceptions import Cancelled, Reschedule
+from django_jobs.execution import executor
 from django_jobs.execution.executor import execute
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Rescheduled
 from django_jobs.execution.run import Run
@@ -183,16 +184,35 @@ def test_a_commit_that_did_not_happen_is_a_failure_with_another_try(monkeypatch:
     assert names() == []
 
 
-def test_a_commit_that_nobody_can_settle_is_left_to_the_fence(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_commit_is_settled_when_the_database_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
     def settle() -> bool:
-        raise OperationalError("still no connection")
+        looks.append(1)
+        if len(looks) < 3:
+            raise InterfaceError("still no connection")
+        return True
 
     run = atomic_run()
     run.settle = settle
     Answer(monkeypatch, happens=True)
-    assert isinstance(execute(run), Failed)
+    assert execute(run) == Ok()
+    assert run.recorded
+    assert len(looks) == 3
+
+
+def test_a_commit_that_nobody_can_settle_is_left_to_the_fence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def settle() -> bool:
+        raise InterfaceError("still no connection")
+
+    run = atomic_run()
+    run.settle = settle
+    Answer(monkeypatch, happens=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "SETTLE_PATIENCE", 0.1)
+        assert isinstance(execute(run), Failed)
     assert not run.recorded
     assert "could not be found out" in caplog.text
 
