@@ -32,7 +32,7 @@ test: $(VENV)/.stamp-test ## the fast cases on every engine; ENGINE=sqlite|postg
 	@$(BIN)/python -m tests.run $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
 
 test-fast: $(VENV)/.stamp-test ## SQLite, no processes: for the loop of work
-	@ENGINE=sqlite $(BIN)/python -m pytest -q -m 'not slow and not subprocess' $(ARGS)
+	@ENGINE=sqlite $(BIN)/python -m pytest -q -n 2 -m 'not slow and not subprocess' $(ARGS)
 
 test-slow: $(VENV)/.stamp-test ## the cases that wait; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -86,6 +86,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         counts = {name: len(terminalreporter.stats.get(name, ())) for name in ("passed", "failed", "error", "skipped")}
         counts["failed"] += counts.pop("error")
         Path(path).write_text(json.dumps({"servers": servers, **counts}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Make captured output fit to travel from a worker process: some tests log lone surrogates on purpose."""
+    data = yield
+    if data is not None and data.get("sections"):
+        data["sections"] = [(name, text.encode(errors="backslashreplace").decode()) for name, text in data["sections"]]
+    return data
 
 
 @pytest.fixture
