@@ -183,7 +183,7 @@ class PostgresServer:
         options = {**self.OPTIONS, "unix_socket_directories": str(self._home)}
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", self._data, *(f"--{key}={value}" for key, value in options.items())],
+                [self._binaries / "postgres", "-D", self._data, *(f"--{key}={to}" for key, to in options.items())],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
