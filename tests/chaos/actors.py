@@ -25,8 +25,7 @@ def produce(name: str, seed: int) -> None:
     for order in plan.orders(seed, name):
         time.sleep(order.pause)
         try:
-            carry_out(order)
-            fate = "committed"
+            fate = "committed" if carry_out(order) else "rolled back"
         except RollBack:
             fate = "rolled back"
         except Exception as error:
@@ -35,10 +34,17 @@ def produce(name: str, seed: int) -> None:
         journal.write(event="end", token=order.token, fate=fate)
 
 
-def carry_out(order: plan.Order) -> None:
+def carry_out(order: plan.Order) -> bool:
+    """Make the pushes of an order; return whether they were committed.
+
+    Not to raise does not mean that: when the connection is lost while a savepoint is rolled back, Django keeps the
+    exception that led to the rollback, and rolls everything back at the end without a word.
+    """
     from tests.acc.models import Thing
 
+    committed: list[bool] = []
     with transaction.atomic():
+        transaction.on_commit(lambda: committed.append(True))
         Thing.objects.create(name=marker(order.token))
         push(order, order.wishes)
         if order.undone:
@@ -51,6 +57,7 @@ def carry_out(order: plan.Order) -> None:
         time.sleep(order.linger)
         if order.rolls_back:
             raise RollBack
+    return bool(committed)
 
 
 def push(order: plan.Order, wishes: tuple[plan.Wish, ...], *, undone: bool = False) -> None:

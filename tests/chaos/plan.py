@@ -70,7 +70,7 @@ def _wish(rng: random.Random, tag: str) -> Wish:
     thing = ""
     job = rng.choices(
         ("mark", "mark_retry", "slow", "slow_retry", "boom", "boom_retry", "async_mark", "atomic_thing", "deadly"),
-        (25, 25, 10, 15, 4, 6, 10, 25, 0.5),
+        (25, 25, 10, 15, 4, 6, 10, 25, 0.25),
     )[0]
     match job:
         case "slow" | "slow_retry":
@@ -79,7 +79,7 @@ def _wish(rng: random.Random, tag: str) -> Wish:
             payload |= {"s": round(rng.uniform(0, 1), 2)}
         case "atomic_thing":
             thing = f"effect-{tag}"
-            payload |= {"name": thing, "s": rng.choice((0, 0, 0.05, 0.1)), "fail": rng.random() < 0.15}
+            payload |= {"name": thing, "s": rng.choice((0, 0, 0.05, 0.4)), "fail": rng.random() < 0.15}
         case "deadly":
             job = rng.choice(("scripted", "scripted_retry"))
             payload |= {"act": rng.choice(("exit", "kill")), "exit_code": EXIT_CODE}
