@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from queue import SimpleQueue
 
-from django.db import close_old_connections, connections
+from django.db import connections
 
 from django_jobs import signals
+from django_jobs.execution.connections import tidy
 from django_jobs.execution.outcomes import Failed
 from django_jobs.execution.run import Run
 from django_jobs.states import FINAL, Status
@@ -45,13 +46,20 @@ class Announcer:
 
     def _run(self) -> None:
         while (ended := self._told.get()) is not None:
-            for run, status, now in ended:
-                try:
-                    announce(run, status, now)
-                except Exception:
-                    logger.exception("the end of %s could not be announced", run.execution)
-            close_old_connections()
+            tidy()
+            _announce(ended)
+            tidy()
+            # While it waits, this thread holds no payload.
+            del ended
         connections.close_all()
+
+
+def _announce(ended: Sequence[Told]) -> None:
+    for run, status, now in ended:
+        try:
+            announce(run, status, now)
+        except Exception:
+            logger.exception("the end of %s could not be announced", run.execution)
 
 
 def announce(run: Run, status: Status, now: datetime) -> None:

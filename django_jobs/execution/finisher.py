@@ -28,6 +28,7 @@ BATCH_BYTES = 256 * 1024
 BATCH_SECONDS = 0.05
 # Above this many unwritten runs the worker claims nothing more.
 BACKLOG_MAX = 1000
+BACKLOG_BYTES = 16 * 1024 * 1024
 TRIM_EVERY = 1.0
 UNSTORABLE = "The outcome could not be stored; see the log of the worker."
 
@@ -66,10 +67,12 @@ class Finisher:
         """Take over an ended run; safe from any thread, never blocks."""
         self._ended.append(run)
         count = len(self._ended)
+        # Threads that add at once may lose a summand; it is put right as soon as nothing is left.
+        self._bytes += run.size
         if count == 1:
             self._empty.clear()
             self._work.set()
-        if count >= BATCH_ROWS or self._is_quiet():
+        if count >= BATCH_ROWS or self._bytes >= BATCH_BYTES or self._is_quiet():
             self._full.set()
 
     def hurry(self) -> None:
@@ -79,7 +82,7 @@ class Finisher:
     @property
     def is_congested(self) -> bool:
         """Whether so much is unwritten that no more should be claimed."""
-        return len(self._ended) >= BACKLOG_MAX
+        return len(self._ended) >= BACKLOG_MAX or self._bytes >= BACKLOG_BYTES
 
     @property
     def is_idle(self) -> bool:
@@ -116,19 +119,31 @@ class Finisher:
                 if self._ended or self._stopping:
                     self._work.set()
                 continue
-            if len(self._ended) < BATCH_ROWS and not self._stopping:
+            if len(self._ended) < BATCH_ROWS and self._bytes < BATCH_BYTES and not self._stopping:
                 self._full.wait(BATCH_SECONDS)
             self._full.clear()
-            batch = self._writing = [self._ended.popleft() for _ in range(min(len(self._ended), BATCH_ROWS))]
             try:
-                self._write(batch)
+                self._write(self._take())
             except Exception:
                 # Rows that stay RUNNING are handed back by the watch: this thread must live to write the next ones.
                 logger.exception("a batch of outcomes was lost")
             finally:
+                # Nothing else here refers to the batch: while this thread waits it holds no payload.
                 self._writing = ()
                 if not self._ended:
                     self._empty.set()
+
+    def _take(self) -> list[Run]:
+        """Take over a batch from those that ended."""
+        batch: list[Run] = []
+        # Before it is filled, so that its runs are known all the time.
+        self._writing = batch
+        size = 0
+        while self._ended and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+            batch.append(self._ended.popleft())
+            size += batch[-1].size
+        self._bytes = self._bytes - size if self._ended else 0
+        return batch
 
     def _write(self, batch: list[Run]) -> None:
         """Write a batch until it is written; the handlers never run again for it, whatever the database says."""

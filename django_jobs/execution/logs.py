@@ -100,7 +100,17 @@ def _call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
 class LogBuffer:
     """The first and the last lines of one run, within bounds whatever is logged."""
 
-    __slots__ = ("_chars", "_closed", "_dropped", "_head", "_head_limit", "_lock", "_tail", "_tail_limit")
+    __slots__ = (
+        "_chars",
+        "_closed",
+        "_dropped",
+        "_head",
+        "_head_chars",
+        "_head_limit",
+        "_lock",
+        "_tail",
+        "_tail_limit",
+    )
 
     def __init__(self, limit: int) -> None:
         self._head: list[tuple[float, str, str, str]] = []
@@ -109,6 +119,7 @@ class LogBuffer:
         self._tail_limit = limit // 2
         # Characters in the part that is being filled: the head, then the tail.
         self._chars = 0
+        self._head_chars = 0
         self._dropped = 0
         self._closed = False
         self._lock = threading.Lock()
@@ -125,12 +136,17 @@ class LogBuffer:
                     self._head.append(line)
                     self._chars += size
                     return
-                self._chars = 0
+                self._head_chars, self._chars = self._chars, 0
             self._tail.append(line)
             self._chars += size
             while len(self._tail) > self._tail_limit or self._chars > _HALF:
                 self._chars -= len(self._tail.popleft()[3])
                 self._dropped += 1
+
+    @property
+    def size(self) -> int:
+        """How many characters it holds."""
+        return self._head_chars + self._chars
 
     def close(self) -> None:
         """Take no more lines: the run has ended, whatever still logs in its context."""

@@ -159,19 +159,26 @@ class Pool:
                     continue
                 if self._work:
                     self._wake_slot()
-                signals.emit(signals.job_started, run.job, run.execution)
-                outcome = execute(run)
-                self._interrupter.unregister(run)
-                if run.interrupted or run.abandoned:
+                if self._execute(run):
                     # An exception that was aimed at this thread may still be on its way, or another thread has taken
                     # its place: nothing else runs here.
-                    with self._lock:
-                        self._threads.pop(threading.get_ident(), None)
-                    self._end(run, outcome)
                     return
-                self._end(run, outcome)
+                # While it waits, the thread holds no payload.
+                del run
         finally:
             connections.close_all()
+
+    def _execute(self, run: Run) -> bool:
+        """Run a handler in this thread; return whether the thread is to end."""
+        signals.emit(signals.job_started, run.job, run.execution)
+        outcome = execute(run)
+        self._interrupter.unregister(run)
+        retired = run.interrupted or run.abandoned
+        if retired:
+            with self._lock:
+                self._threads.pop(threading.get_ident(), None)
+        self._end(run, outcome)
+        return retired
 
     def _wake_slot(self) -> None:
         if not self._token_out:

@@ -126,6 +126,11 @@ class Run:
     def logs(self, value: LogBuffer | None) -> None:
         self.capture.buffer = value
 
+    @property
+    def size(self) -> int:
+        """About how many characters its payload and its log lines have."""
+        return len(self.execution.payload_json) + (0 if self.capture.buffer is None else self.capture.buffer.size)
+
     def log_entries(self) -> list[dict[str, Any]]:
         """Return the captured log lines as they are stored."""
         return [] if self.logs is None else self.logs.entries()

@@ -1,1 +1,1 @@
-"""An app whose handlers do not stop when they are told to; only processes with its settings know its jobs."""
+"""An app of unruly handlers; only processes with its settings know its jobs."""

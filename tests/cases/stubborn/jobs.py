@@ -1,4 +1,4 @@
-"""Handlers that do not stop when they are told to, each in its own way."""
+"""Handlers that do not stop when they are told to, each in its own way; and others with an odd need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import connection, transaction
 
 from django_jobs import JobContext, job
 from tests.acc.jobs import AT_ONCE, nap, note
@@ -131,3 +131,12 @@ def in_a_snapshot(ctx: JobContext, s: float) -> None:
         note("START", ctx, "")
         if ctx.signal.wait(s):
             note("SEEN", ctx, "")
+
+
+@job
+def of_many_queries(ctx: JobContext, blob: str = "") -> None:
+    """Ask fifty times; tell how many queries the connection remembered before."""
+    note("START", ctx, str(len(connection.queries_log)))
+    with connection.cursor() as cursor:
+        for _ in range(50):
+            cursor.execute("SELECT 1")
