@@ -199,12 +199,13 @@ class JobContext:
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Tell how far the run is; kept in memory and written to the row at most once a second.
 
-        Raises ValueError for numbers that JSON does not know.
+        Any kind of real number will do, also a Decimal. Raises ValueError for numbers that JSON does not know.
         """
-        for number in (done, total):
-            if number is not None and not isfinite(number):
-                raise ValueError(f"progress() takes finite numbers, not {number!r}")
-        self.reported = {"done": done, "total": total, "note": clean_text(note, NOTE_LENGTH)}
+        self.reported = {
+            "done": _plain(done),
+            "total": None if total is None else _plain(total),
+            "note": clean_text(note, NOTE_LENGTH),
+        }
 
     def shield(self) -> Shield:
         """Return a context manager that keeps the exception of a cancel or timeout out until its block has ended.
@@ -215,6 +216,13 @@ class JobContext:
 
     def __repr__(self) -> str:
         return f"<JobContext {self.job_name} {self.execution_id} attempt {self.attempt}>"
+
+
+def _plain(number: float) -> float:
+    """Return a number as the int or float that it is to JSON."""
+    if not isfinite(number):
+        raise ValueError(f"progress() takes finite numbers, not {number!r}")
+    return number if type(number) in {int, float} else float(number)
 
 
 _current: ContextVar[JobContext | None] = ContextVar("django_jobs_context", default=None)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -134,6 +138,13 @@ def test_a_detached_context_is_that_of_a_first_and_only_attempt_without_a_row() 
 def test_progress_takes_only_numbers_that_json_knows(numbers: tuple[float, float | None]) -> None:
     with pytest.raises(ValueError, match="finite"):
         JobContext.detached("shop.send", {}).progress(*numbers)
+
+
+@pytest.mark.parametrize("number", [Decimal("1.5"), Fraction(3, 2)])
+def test_progress_takes_numbers_of_any_kind_and_keeps_what_json_can_hold(number: Any) -> None:
+    context = JobContext.detached("shop.send", {})
+    context.progress(number, total=number)
+    assert json.dumps(context.reported) == '{"done": 1.5, "total": 1.5, "note": ""}'
 
 
 def test_a_long_note_is_cut() -> None:
