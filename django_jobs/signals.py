@@ -47,7 +47,13 @@ def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -
         return
     # using() makes copies of a job; receivers connect to the job itself, and are found by identity.
     sender = job.base
-    for receiver, answer in signal.send_robust(sender=sender, execution=execution, job=sender, **extra):
+    try:
+        answers: list[tuple[Any, Any]] = signal.send_robust(sender=sender, execution=execution, job=sender, **extra)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - SystemExit gets through send_robust(), and would end the thread
+        answers = [("one of them", error)]
+    for receiver, answer in answers:
         if isinstance(answer, BaseException):
             logger.error(
                 "A receiver of %s failed for %s %s: %s raised %s: %s",

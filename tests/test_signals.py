@@ -99,6 +99,17 @@ class TestEmit:
         assert "job_finished" in record.getMessage()
         assert "broken raised ValueError: a bad receiver" in record.getMessage()
 
+    def test_a_receiver_that_ends_its_thread_is_logged_like_any_other(self, logged: pytest.LogCaptureFixture) -> None:
+        def leaving(**kwargs: Any) -> None:
+            raise SystemExit("a bad receiver")
+
+        job_finished.connect(leaving)
+        try:
+            emit(job_finished, jobs.mark, execution())
+        finally:
+            job_finished.disconnect(leaving)
+        assert "raised SystemExit: a bad receiver" in logged.text
+
     def test_without_receivers_nothing_is_sent(self) -> None:
         silent = mock.MagicMock(receivers=[])
         emit(silent, jobs.mark, execution())
