@@ -22,6 +22,8 @@ logger = logging.getLogger("django_jobs")
 
 # With nothing due; a registration or a cancel wakes the loop earlier.
 IDLE = 60.0
+# At least so long a handler has to leave after the exception, also with a grace of 0.
+_UNWIND = 0.2
 # Between looks at a thread that is in code which must not be cut, and how many of them are made.
 _PAUSE = 0.005
 _LOOKS = 100
@@ -55,6 +57,7 @@ class Interrupter:
 
     def __init__(self, *, grace: float, on_abandoned: OnAbandoned, wake: Callable[[], object] = lambda: None) -> None:
         self._grace = grace
+        self._unwind = max(grace, _UNWIND)
         self._on_abandoned = on_abandoned
         self._wake = wake
         self._runs: dict[Run, _Climb | None] = {}
@@ -145,7 +148,7 @@ class Interrupter:
         if sent is not Sent.YES:
             return _LONG_PAUSE
         climb.sent = True
-        climb.give_up_at = min(climb.give_up_at, now + self._grace)
+        climb.give_up_at = min(climb.give_up_at, now + self._unwind)
         return IDLE
 
     def _give_up(self, run: Run) -> None:
@@ -166,10 +169,14 @@ class Interrupter:
         if self._shutdown is None:
             return
         told_at, give_up_at = self._shutdown
+        # There may be less time than two steps take: the exception comes at half of it, so that handlers can clean up.
+        grace = min(self._grace, (give_up_at - told_at) / 2)
         with self._lock:
-            self._tell(run, "shutdown", told_at, give_up_at)
+            self._tell(run, "shutdown", told_at, grace=grace, give_up_at=give_up_at)
 
-    def _tell(self, run: Run, reason: Reason, now: float, give_up_at: float = _NEVER) -> None:
+    def _tell(
+        self, run: Run, reason: Reason, now: float, *, grace: float | None = None, give_up_at: float = _NEVER
+    ) -> None:
         """Set the signal and the instants of the next steps; a second reason only brings them forward."""
         if run not in self._runs:
             return
@@ -181,7 +188,7 @@ class Interrupter:
         run.signal.set(reason)
         late = reason == "timeout"
         climb.timed_out = climb.timed_out or late
-        climb.raise_at = min(climb.raise_at, now if late else now + self._grace)
         if late:
-            give_up_at = now + self._grace
+            grace, give_up_at = 0.0, now + self._unwind
+        climb.raise_at = min(climb.raise_at, now + (self._grace if grace is None else grace))
         climb.give_up_at = min(climb.give_up_at, give_up_at)

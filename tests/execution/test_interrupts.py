@@ -257,6 +257,35 @@ def test_a_shutdown_gives_up_the_last_handler_at_its_limit(ladder: Ladder) -> No
     assert slot.outcome() == Lost()
 
 
+def test_a_shutdown_with_less_time_than_two_graces_raises_the_exception_at_half_of_it(ladder: Ladder) -> None:
+    spinner = Spinner()
+    run = spinner.run(retry=AT_ONCE)
+    slot = ladder.start(run)
+    assert spinner.arrived.wait(PATIENCE)
+    ladder.interrupter.shutdown(now=NOW, give_up_at=NOW + GRACE - 1)
+    ladder.interrupter.tick(NOW + 1)
+    assert not run.interrupted
+    ladder.tick_until(lambda: run.interrupted, NOW + GRACE / 2)
+    assert slot.outcome() == Released()
+    assert ladder.given_up == []
+
+
+def test_without_a_grace_a_handler_has_still_time_to_leave_after_its_exception() -> None:
+    given_up: list[Any] = []
+    spinner = Spinner()
+    run = spinner.run(timeout=0.01)
+    interrupter = Interrupter(grace=0, on_abandoned=lambda *what: given_up.append(what))
+    interrupter.register(run)
+    slot = Slot(run)
+    assert spinner.arrived.wait(PATIENCE)
+    late = run.started + 0.02
+    while not run.interrupted:
+        interrupter.tick(late)
+    interrupter.tick(late + 0.1)
+    assert isinstance(slot.outcome(), Failed)
+    assert given_up == []
+
+
 def test_a_run_that_starts_during_a_shutdown_is_told_at_once(ladder: Ladder) -> None:
     ladder.interrupter.shutdown(now=NOW)
     run = run_of(lambda: None)
