@@ -84,7 +84,10 @@ class Runner:
             try:
                 parts = self._prepare()
                 self._requests.is_starting = False
-            except StopNow:
+            except (StopNow, DatabaseNotReady):
+                # Inside of a transaction a signal comes out as the error of the rollback that it led to.
+                if self._requests.wait(0) is None:
+                    raise
                 self._retire("stopped while starting")
                 return DONE
             return self._work(parts, None if self._options.max_time is None else started + self._options.max_time)
@@ -92,12 +95,12 @@ class Runner:
     def _prepare(self) -> Parts:
         """Find the database and make the parts; a signal may end this anywhere."""
         wait_for_database(self._using, self._say)
-        check_tables(self._using)
         parts = Parts.make(
             self._options, using=self._using, beat=self._beat, on_recycle=self._on_recycle, on_death=self._on_death
         )
         self._liveness, self._worker = parts.liveness, parts.worker
         try:
+            check_tables(self._using)
             parts.liveness.register()
             # The worker has to know what is paused before it claims.
             parts.stage.tick()

@@ -13,9 +13,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_jobs import clock, transitions
+from django_jobs.execution.liveness import Liveness
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.runtime import runner as module
 from django_jobs.runtime import startup
@@ -72,7 +73,6 @@ class TestOptions:
 class TestStartup:
     @pytest.fixture
     def unreachable(self, monkeypatch: Any) -> Iterator[None]:
-        from django.db import OperationalError
         from django.db.backends.base.base import BaseDatabaseWrapper
 
         def refuse(self: Any) -> None:
@@ -104,6 +104,31 @@ class TestStartup:
         monkeypatch.setattr(Worker._meta, "db_table", "django_jobs_not_migrated")
         with pytest.raises(DatabaseNotReady, match=r"no table django_jobs_not_migrated; run manage\.py migrate first"):
             startup.check_tables("default")
+
+    @pytest.mark.parametrize("step", ["the tables", "the worker"])
+    def test_a_database_that_goes_away_during_the_start_is_a_reason_in_one_line(
+        self, step: str, transactional_db: None, monkeypatch: Any
+    ) -> None:
+        def fail(*args: Any) -> None:
+            raise OperationalError("server closed\n\tthe connection")
+
+        where = {"the tables": (module, "check_tables"), "the worker": (Liveness, "register")}[step]
+        monkeypatch.setattr(*where, fail)
+        with pytest.raises(DatabaseNotReady, match="'default' failed: server closed the connection"):
+            Runner(Options.of()).run()
+
+    def test_a_signal_that_comes_out_as_an_error_of_its_rollback_is_still_a_signal(
+        self, transactional_db: None, monkeypatch: Any
+    ) -> None:
+        def register(self: Liveness) -> None:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(10)
+            except StopNow as stop:
+                raise OperationalError("another command is already in progress") from stop
+
+        monkeypatch.setattr(Liveness, "register", register)
+        assert Runner(Options.of()).run() == DONE
 
     def test_the_text_says_how_many_jobs_run_in_which_mode(self) -> None:
         """P49: start says how many jobs run in which mode."""
