@@ -53,6 +53,7 @@ def end_sessions() -> int:
 
 
 @pytest.mark.subprocess
+@pytest.mark.slow
 def test_a_worker_whose_sessions_the_server_ended_goes_on_as_if_nothing_had_been(
     runjobs: Start, ledger: Ledger
 ) -> None:

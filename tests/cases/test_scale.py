@@ -25,14 +25,18 @@ from tests.support import Ledger, Runjobs, assert_consistent, wait_for
 pytestmark = pytest.mark.slow
 
 MEGABYTE = 1_000_000
-# An id of a new row, as an expression of each database.
-NEW_ID = {"postgresql": "gen_random_uuid()", "sqlite": "lower(hex(randomblob(16)))"}
-NEW_ID["mysql"] = "UUID()" if connection.features.has_native_uuid_field else "REPLACE(UUID(), '-', '')"
 
 
 def memory(pid: int) -> int:
     """Return the resident bytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def new_id() -> str:
+    """Return the expression for the id of a new row."""
+    if connection.vendor == "mysql":
+        return "UUID()" if connection.features.has_native_uuid_field else "REPLACE(UUID(), '-', '')"
+    return "gen_random_uuid()" if connection.vendor == "postgresql" else "lower(hex(randomblob(16)))"
 
 
 def multiply(rows: int, **template: Any) -> None:
@@ -47,7 +51,7 @@ def multiply(rows: int, **template: Any) -> None:
         while there < rows:
             more = min(there, rows - there)
             cursor.execute(
-                f"INSERT INTO {table} (id, {columns}) SELECT {NEW_ID[connection.vendor]}, {columns} FROM {table} "
+                f"INSERT INTO {table} (id, {columns}) SELECT {new_id()}, {columns} FROM {table} "
                 f"WHERE status = 'ok' LIMIT {more}"
             )
             there += more

@@ -149,6 +149,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_process(number: signal.Sig
 
 
 @pytest.mark.subprocess
+@pytest.mark.slow
 def test_what_a_deploy_interrupts_is_run_at_once_by_another_process_as_the_same_attempt(
     runjobs: Start, ledger: Ledger
 ) -> None:
