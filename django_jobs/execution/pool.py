@@ -18,7 +18,7 @@ from django_jobs import signals
 from django_jobs.conf import get_settings
 from django_jobs.execution.executor import aexecute, execute
 from django_jobs.execution.interrupts import Interrupter
-from django_jobs.execution.outcomes import Outcome
+from django_jobs.execution.outcomes import Outcome, Released
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 
@@ -87,17 +87,26 @@ class Pool:
         return self._active
 
     def submit(self, runs: Sequence[Run]) -> None:
-        """Start runs, of which there are at most `free`."""
+        """Start runs, of which there are at most `free`.
+
+        Raises RuntimeError when the system has no thread for them; then their rows are handed back.
+        """
         with self._lock:
             for run in runs:
                 self._active[run.execution.pk] = run
             self._sync_active += sum(not run.job.is_async for run in runs)
-            for _ in range(self._sync_active - len(self._threads)):
-                self._start_slot()
+            try:
+                for _ in range(self._sync_active - len(self._threads)):
+                    self._start_slot()
+                loop = self._running_loop() if any(run.job.is_async for run in runs) else None
+            except RuntimeError:
+                for run in runs:
+                    self._leave(run, Released())
+                raise
         for run in runs:
             self._interrupter.register(run)
-            if run.job.is_async:
-                self._run_async(run)
+            if loop is not None and run.job.is_async:
+                loop.call_soon_threadsafe(self._start_task, loop, run)
             else:
                 self._work.append(run)
         if self._work:
@@ -185,15 +194,20 @@ class Pool:
             self._token_out = True
             self._tokens.put(None)
 
-    def _run_async(self, run: Run) -> None:
-        if self._loop is None or self._loop_thread is None or not self._loop_thread.is_alive():
-            self._loop = asyncio.new_event_loop()
-            self._loop_thread = threading.Thread(
-                target=_serve, args=(self._loop,), name="django_jobs event loop", daemon=True
-            )
-            self._loop_thread.start()
-        loop = self._loop
-        loop.call_soon_threadsafe(lambda: loop.create_task(self._arun(run)))
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_serve, args=(loop,), name="django_jobs event loop", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                loop.close()
+                raise
+            self._loop, self._loop_thread = loop, thread
+        return self._loop
+
+    def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
+        loop.create_task(self._arun(run))
 
     async def _arun(self, run: Run) -> None:
         if signals.job_started.receivers:
@@ -207,14 +221,17 @@ class Pool:
             # An abandoned run was ended without its handler; what it says now comes too late.
             if self._active.get(run.execution.pk) is not run:
                 return
-            run.outcome = outcome
             was_full = len(self._active) >= self.slots
-            # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
-            self._on_ended(run)
-            del self._active[run.execution.pk]
-            self._sync_active -= not run.job.is_async
+            self._leave(run, outcome)
         if was_full:
             self._on_free()
+
+    def _leave(self, run: Run, outcome: Outcome) -> None:
+        run.outcome = outcome
+        # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
+        self._on_ended(run)
+        del self._active[run.execution.pk]
+        self._sync_active -= not run.job.is_async
 
     def _abandon(self, run: Run, outcome: Outcome) -> None:
         """End a run whose handler does not stop, and replace its slot; called by the ladder."""
@@ -233,7 +250,14 @@ class Pool:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     """Run an event loop until it is stopped, and close it with all it holds."""
     try:
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+                break
+            except (
+                BaseException
+            ):  # asyncio lets SystemExit and KeyboardInterrupt of a task out; other runs are here, too
+                logger.exception("a task that a handler had made broke out of the event loop, which goes on")
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(loop.shutdown_asyncgens())

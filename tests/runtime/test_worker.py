@@ -111,6 +111,48 @@ def test_an_async_job_runs_on_the_event_loop_beside_others() -> None:
     assert len({id(loop) for loop in met}) == 1
 
 
+def test_a_task_that_exits_ends_neither_the_event_loop_nor_the_runs_on_it() -> None:
+    left, release = threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        await asyncio.to_thread(release.wait, 10)
+
+    async def leaves() -> None:
+        async def part() -> None:
+            raise SystemExit(1)
+
+        task = asyncio.create_task(part())
+        await asyncio.wait([task])
+        left.set()
+
+    with jobs_of(waits, leaves) as [waiting, leaving], a_worker():
+        rows = [waiting.push(), leaving.push()]
+        assert left.wait(10)
+        release.set()
+        assert [ended(row).status for row in rows] == [Status.OK, Status.OK]
+
+
+def test_rows_go_back_untried_while_the_system_has_no_threads_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    scarce = ["django_jobs slot 1", "django_jobs event loop"]
+    start = threading.Thread.start
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name in scarce:
+            scarce.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def sync() -> None: ...
+
+    async def coroutine() -> None: ...
+
+    with jobs_of(sync, coroutine) as [one, other], a_worker(concurrency=1):
+        monkeypatch.setattr(threading.Thread, "start", start_or_not)
+        rows = [ended(job.push()) for job in (one, other)]
+    assert scarce == []
+    assert [(row.status, row.attempt) for row in rows] == [(Status.OK, 1)] * 2
+
+
 def test_a_failure_is_retried_when_its_backoff_is_over_and_keeps_its_history() -> None:
     tries: list[int] = []
 
