@@ -156,12 +156,11 @@ class Finisher:
                 break
             except (DatabaseError, InterfaceError) as error:
                 lost = is_connection_loss(error, self._using)
-                if not lost and not is_contention(error):
-                    connections[self._using].close()
+                connections[self._using].close()
+                if not lost and not is_contention(error) and self._takes_the_plainest(batch[0]):
                     self._split(batch, error)
                     return
                 lost_connection |= lost
-                connections[self._using].close()
                 if pause == 0.05:
                     logger.warning("the outcomes of %d runs wait for the database: %s", len(batch), error)
                 if self._stopping and time.monotonic() - started > BATCH_SECONDS * 40:
@@ -169,11 +168,9 @@ class Finisher:
                     return
                 time.sleep(pause)
                 pause = min(pause * 2, 2.0)
-            except Exception:
+            except Exception as error:
                 logger.exception("a batch of outcomes could not be prepared")
-                if len(batch) == 1:
-                    return
-                self._split(batch, None)
+                self._split(batch, error)
                 return
         self._tell([(run, status, now) for run in batch if (status := moved.get(run.execution.pk)) is not None])
         self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk)) in FINAL})
@@ -212,7 +209,22 @@ class Finisher:
                 settled[ending.execution_id] = Status(row.status)
         return settled
 
-    def _split(self, batch: list[Run], error: Exception | None) -> None:
+    def _takes_the_plainest(self, run: Run) -> bool:
+        """Try the write that asks least; where that is refused as well, it is not for what the rows hold.
+
+        Read-only after a failover, or out of space: that passes, and until then outcomes wait as in an outage.
+        """
+        try:
+            with transaction.atomic(using=self._using):
+                now = clock.now(self._using)
+                transitions.finish([transitions.fail(run.execution, error=UNSTORABLE)], now=now, using=self._using)
+                transaction.set_rollback(True, using=self._using)
+        except (DatabaseError, InterfaceError):
+            connections[self._using].close()
+            return False
+        return True
+
+    def _split(self, batch: list[Run], error: Exception) -> None:
         """Find the row the database refuses by halving; a lone one is written with less and less of its detail."""
         if len(batch) > 1:
             middle = len(batch) // 2
@@ -227,11 +239,16 @@ class Finisher:
                 with transaction.atomic(using=self._using):
                     ending = less(run, now)
                     moved = transitions.finish([ending], now=now, using=self._using) if ending else {}
-            except DatabaseError:
+            except Exception as refusal:  # noqa: BLE001 - told below, or by the write that follows
+                passes = is_connection_loss(refusal, self._using) or is_contention(refusal)
                 connections[self._using].close()
+                if passes:
+                    self._write(batch)
+                    return
                 continue
             self._tell([(run, status, now) for status in moved.values()])
             return
+        logger.error("the outcome of %s could not be stored at all", run.execution)
 
     def _without_logs(self, run: Run, now: datetime) -> Ending | None:
         run.logs = None

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError, connection
+from django.db import DataError, InternalError, OperationalError, connection
 
-from django_jobs import Keep, registry, transitions
+from django_jobs import JobContext, Keep, registry, transitions
 from django_jobs.definition import job
 from django_jobs.execution import finisher as finisher_module
 from django_jobs.execution.endings import recorder, settler
@@ -156,6 +156,31 @@ def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.M
     monkeypatch.setattr(finisher_module, "is_connection_loss", lambda error, using: True)
     assert [status for _, status in write(run)] == [Status.OK]
     assert len(calls) == 3
+
+
+def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is read-only after a failover refuses every row; none of them is the reason."""
+    runs, calls = [ended_run(), ended_run(failure())], []
+    original = transitions.finish
+
+    def read_only(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) < 5:
+            raise InternalError("cannot execute UPDATE in a read-only transaction")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(finisher_module.transitions, "finish", read_only)
+    assert [status for _, status in write(*runs)] == [Status.OK, Status.ERROR]
+    assert JobExecution.objects.get(status=Status.ERROR).error == "ValueError: boom"
+
+
+def test_an_outcome_that_cannot_be_prepared_is_stored_without_its_detail() -> None:
+    """A row left RUNNING would be handed back, and run a second time."""
+    run = ended_run()
+    run.job_context = JobContext.detached(run.job.name, {})
+    run.progress = {"done": object()}
+    assert [status for _, status in write(run)] == [Status.OK]
+    assert JobExecution.objects.get().progress is None
 
 
 def test_a_commit_whose_reply_was_lost_is_settled_by_reading_again(monkeypatch: pytest.MonkeyPatch) -> None:
