@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -50,18 +51,20 @@ def database(engine: str, home: Path) -> Iterator[tuple[dict[str, str], Postgres
 
 @contextlib.contextmanager
 def mysql_database(url: str, name: str) -> Iterator[None]:
+    execute_on_mysql(url, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    try:
+        yield
+    finally:
+        execute_on_mysql(url, f"DROP DATABASE {name}")
+
+
+def execute_on_mysql(url: str, statement: str) -> None:
     import pymysql
 
     server = database_settings("mysql", url)
-    connection = pymysql.connect(
-        host=server["HOST"], port=int(server["PORT"] or 3306), user=server["USER"], password=server["PASSWORD"]
-    )
-    try:
-        connection.cursor().execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-        yield
-        connection.cursor().execute(f"DROP DATABASE {name}")
-    finally:
-        connection.close()
+    login = {"user": server["USER"], "password": server["PASSWORD"]}
+    with pymysql.connect(host=server["HOST"], port=int(server["PORT"] or 3306), **login) as connection:
+        connection.cursor().execute(statement)
 
 
 def tell_numbers(world: World, evidence: Evidence) -> None:
@@ -128,7 +131,10 @@ def main() -> int:
             PYTHONFAULTHANDLER="1",
             **names,
         )
-        return play(seed, options.seconds, home, server)
+        code = play(seed, options.seconds, home, server)
+    if code == 0 and not options.home:
+        shutil.rmtree(home)
+    return code
 
 
 def play(seed: int, seconds: float, home: Path, server: PostgresServer | None) -> int:
