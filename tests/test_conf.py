@@ -163,7 +163,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_value_is_refused_with_the_key_what_was_found_and_what_was_expected(
     raw: dict[str, Any], words: str
 ) -> None:
-    """C87. Wrong durations and names are accepted, and lead to endless duplicate runs. (Koed00/django-q PR#509)"""
+    """Wrong durations and names are accepted, and lead to endless duplicate runs. (Koed00/django-q PR#509)"""
     with pytest.raises(ImproperlyConfigured) as caught:
         read(**raw)
     assert words in str(caught.value)

@@ -40,7 +40,7 @@ def migrate(alias: str, *target: str) -> None:
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_it_goes_backwards_and_forwards_on_another_database_and_leaves_the_default_alone() -> None:
-    """C77. A migration uses the default connection though it runs with --database=other. (django-tasks-db#16)"""
+    """A migration uses the default connection though it runs with --database=other. (django-tasks-db#16)"""
     for _ in range(20):
         JobExecution.objects.using("other").create(job_name="acc.mark", status=Status.PENDING, **times())
     with CaptureQueriesContext(connections["default"]) as asked:
@@ -55,7 +55,7 @@ def test_it_goes_backwards_and_forwards_on_another_database_and_leaves_the_defau
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_another_database_can_be_migrated_while_the_default_has_no_tables() -> None:
-    """C77. On a default that was never migrated a migration hangs, or fails on a missing table."""
+    """On a default that was never migrated a migration hangs, or fails on a missing table."""
     migrate("default", "zero")
     migrate("other", "zero")
     try:
@@ -235,7 +235,7 @@ def migrated_database(name: str, charset: str) -> Iterator[None]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.mysql
 def test_a_database_of_three_byte_characters_stores_every_character_too() -> None:
-    """C61. A four-byte character raises on a table of MySQL's utf8(3), and all progress stops. (meeb/tubesync#263)"""
+    """A four-byte character raises on a table of MySQL's utf8(3), and all progress stops. (meeb/tubesync#263)"""
     with migrated_database(f"{connection.settings_dict['NAME']}_utf8mb3", "utf8mb3"):
         stores_every_character()
         JobExecution.objects.all().delete()
@@ -270,7 +270,7 @@ class Editor:
 
 @pytest.mark.parametrize("row_format", ["compact", "REDUNDANT"])
 def test_row_formats_with_short_indexes_are_refused_with_the_mend(row_format: str) -> None:
-    """C79. Indexed columns exceed the index size of older row formats, and migrate fails half way.
+    """Indexed columns exceed the index size of older row formats, and migrate fails half way.
 
     Source: celery/django-celery-results PR#287.
     """

@@ -108,7 +108,7 @@ def test_ids_are_made_here_and_in_order() -> None:
     ],
 )
 def test_a_column_takes_its_length_in_any_characters(column: str, length: int) -> None:
-    """C63. Names pass on SQLite and raise elsewhere: the length is counted in characters, not in bytes."""
+    """Names pass on SQLite and raise elsewhere: the length is counted in characters, not in bytes."""
     row = JobExecutionFactory(**{column: "💥" * length})
     row.refresh_from_db()
     assert getattr(row, column) == "💥" * length

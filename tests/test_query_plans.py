@@ -301,7 +301,7 @@ def test_failures_of_one_kind_are_found_by_their_fingerprint() -> None:
 
 @pytest.mark.postgres
 def test_finished_and_future_rows_are_in_no_index_of_a_claim() -> None:
-    """C75. 230,000 finished rows make the claim an order of magnitude slower. (RealOrangeOne/django-tasks#140)"""
+    """230,000 finished rows make the claim an order of magnitude slower. (RealOrangeOne/django-tasks#140)"""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT relname, reltuples FROM pg_class WHERE relname IN ('django_jobs_claim', 'django_jobs_owner')"

@@ -97,7 +97,7 @@ def test_a_live_status_is_never_trimmed(now: Any) -> None:
 
 
 def test_the_oldest_go_first_in_portions_and_it_converges(now: Any) -> None:
-    """P47: trim keeps the newest n per job and status and converges."""
+    """Trim keeps the newest n per job and status and converges."""
     rows = ended(now, *range(10, 0, -1))
     assert trim(now, 3, limit=4) == 4
     assert left() == {row.pk for row in rows[4:]}

@@ -52,7 +52,7 @@ def without_tables(tmp_path: Path) -> dict[str, str]:
 def test_it_runs_jobs_and_ends_with_0_within_5_seconds_of_a_signal(
     runjobs: Start, ledger: Ledger, number: signal.Signals
 ) -> None:
-    """C46. Threads keep the process alive after SIGTERM. Source: knifecake/steady-queue #16."""
+    """Threads keep the process alive after SIGTERM. Source: knifecake/steady-queue #16."""
     process = runjobs().wait_ready()
     row = jobs.mark.push(tag="x")
     wait_for(lambda: status(row) == Status.OK, 10, "the row ran")
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_at_once_and_the_row_is_recoverable(runjobs: Start,
 
 @pytest.mark.slow
 def test_a_deploy_hands_back_what_runs_too_long(runjobs: Start, ledger: Ledger) -> None:
-    """P50: nothing new, drain up to the timeout, then signal what is left."""
+    """Nothing new, drain up to the timeout, then signal what is left."""
     process = runjobs(jobs={"DRAIN_TIMEOUT": 2, "INTERRUPT_GRACE": 1}).wait_ready()
     quick, again, over = jobs.slow.push(s=1.0), jobs.slow_retry.push(s=60.0), jobs.slow.push(s=60.0)
     for row in (quick, again, over):
@@ -150,7 +150,7 @@ def test_a_wrong_setting_is_named_and_exit_code_2(
 
 
 def test_missing_tables_are_named_at_once_and_exit_code_3(transactional_db: None, tmp_path: Path) -> None:
-    """C22. The same with unapplied migrations: a clear message."""
+    """The same with unapplied migrations: a clear message."""
     began = time.monotonic()
     result = manage("runjobs", **without_tables(tmp_path))
     assert result.returncode == 3
@@ -161,7 +161,7 @@ def test_missing_tables_are_named_at_once_and_exit_code_3(transactional_db: None
 
 @pytest.mark.slow
 def test_an_unreachable_database_is_exit_code_3_within_a_minute(transactional_db: None, tmp_path: Path) -> None:
-    """C22. If the database cannot be reached the parent waits for ever and nothing works. Source: django-q2#201."""
+    """If the database cannot be reached the parent waits for ever and nothing works. Source: django-q2#201."""
     result = manage("runjobs", timeout=60, **unreachable(tmp_path))
     assert result.returncode == 3
     lines = result.stderr.strip().splitlines()
@@ -172,7 +172,7 @@ def test_an_unreachable_database_is_exit_code_3_within_a_minute(transactional_db
 
 @pytest.mark.slow
 def test_it_waits_for_a_database_that_comes_up(runjobs: Start, tmp_path: Path, ledger: Ledger) -> None:
-    """C22: recovery by itself."""
+    """Recovery by itself."""
     from django.conf import settings
     from django.db import connections
 
@@ -263,7 +263,7 @@ while True:
 def test_a_signal_while_it_waits_for_the_database_ends_it_with_0(
     runjobs: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """C46: a signal during start-up (database slow), too."""
+    """A signal during start-up (database slow), too."""
     process = runjobs(**unreachable(tmp_path))
     wait_for(lambda: "waiting for the database" in process.output, 15, "it waits")
     process.kill(number)
@@ -283,7 +283,7 @@ def test_a_signal_while_it_waits_for_the_database_ends_it_with_0(
 def test_a_jobs_module_that_cannot_be_imported_is_named(
     transactional_db: None, tmp_path: Path, source: str, words: list[str]
 ) -> None:
-    """C84. Autodiscovery swallows ImportError inside tasks modules. Sources: celery/celery#3697, #3986, PR#5211."""
+    """Autodiscovery swallows ImportError inside tasks modules. Sources: celery/celery#3697, #3986, PR#5211."""
     app = tmp_path / "brokenapp"
     app.mkdir()
     (app / "__init__.py").write_text("")
@@ -313,7 +313,7 @@ def test_each_role_does_its_own(runjobs: Start) -> None:
 
 
 def test_ticks_come_while_the_only_slot_is_busy(runjobs: Start, ledger: Ledger) -> None:
-    """C25. Periodic deferral happens on the loop of the jobs, and long ones delay it. Source: procrastinate#292."""
+    """Periodic deferral happens on the loop of the jobs, and long ones delay it. Source: procrastinate#292."""
     process = runjobs("--concurrency", "1", ACC_CRON="* * * * * *").wait_ready()
     row = jobs.slow.using(priority="high").push(s=30.0)
     wait_for(lambda: ledger.starts(row.pk), 10, "the slot is taken")
@@ -330,7 +330,7 @@ def test_ticks_come_while_the_only_slot_is_busy(runjobs: Start, ledger: Ledger) 
 
 @pytest.mark.slow
 def test_processes_that_start_together_and_again_fire_each_tick_once(runjobs: Start, ledger: Ledger) -> None:
-    """C13. Registering a job at process start makes one copy per process, each firing for ever.
+    """Registering a job at process start makes one copy per process, each firing for ever.
 
     Sources: django-background-tasks#233, mwmbl PR#351, Koed00/django-q#566.
     """
@@ -351,7 +351,7 @@ def test_processes_that_start_together_and_again_fire_each_tick_once(runjobs: St
 
 
 def test_commands_that_only_import_the_jobs_write_nothing(transactional_db: None) -> None:
-    """C13: plain `manage.py shell` and `check` write nothing."""
+    """Plain `manage.py shell` and `check` write nothing."""
     for arguments in (["check"], ["shell", "-c", "import tests.acc.jobs"]):
         assert manage(*arguments, ACC_CRON="* * * * * *").returncode == 0
     assert not JobState.objects.exists()
@@ -362,7 +362,7 @@ def test_commands_that_only_import_the_jobs_write_nothing(transactional_db: None
 @pytest.mark.slow
 @pytest.mark.parametrize("roles", [["--scheduler"], ["--sweep"], []])
 def test_the_row_of_a_killed_worker_is_taken_up(runjobs: Start, ledger: Ledger, roles: list[str]) -> None:
-    """C15. Worker killed hard; the row stays in progress for ever.
+    """Worker killed hard; the row stays in progress for ever.
 
     Sources: RealOrangeOne/django-tasks#46, ricwo/pq#23. Whatever the roles of the process that is left.
     """
@@ -387,7 +387,7 @@ def test_the_row_of_a_killed_worker_is_taken_up(runjobs: Start, ledger: Ledger, 
 
 @pytest.mark.slow
 def test_a_reload_runs_the_new_code_and_leaves_no_row_running(runjobs: Start, ledger: Ledger, tmp_path: Path) -> None:
-    """C48. Under autoreload the worker is not in the main thread, where signals cannot be handled; a reload cuts a job.
+    """Under autoreload the worker is not in the main thread, where signals cannot be handled; a reload cuts a job.
 
     Sources: getsentry/sentry PR#96486, RealOrangeOne/django-tasks#105, rq/django-rq#262.
     """

@@ -106,7 +106,7 @@ def test_a_second_live_row_of_a_key_is_refused(count: int, now: datetime) -> Non
 
 @pytest.mark.parametrize("end", ["fail", "succeed", "abort", "cancel", "bury"])
 def test_a_key_is_free_when_its_row_has_ended(end: str, now: datetime) -> None:
-    """C73. A failed or killed job keeps its key, and later pushes are silently ignored.
+    """A failed or killed job keeps its key, and later pushes are silently ignored.
 
     Sources: veeqo/activejob-uniqueness#17, cameronmaske/celery-once#110.
     """
@@ -117,7 +117,7 @@ def test_a_key_is_free_when_its_row_has_ended(end: str, now: datetime) -> None:
 
 
 def test_keys_of_other_jobs_and_other_organizations_are_other_keys(now: datetime) -> None:
-    """C74. Keys are unique globally, so that separate apps or tenants collide. (celery/django-celery-beat#423)"""
+    """Keys are unique globally, so that separate apps or tenants collide. (celery/django-celery-beat#423)"""
     for organization, name in ((None, "acc.mark"), ("A", "acc.mark"), ("B", "acc.mark"), ("A", "acc.slow")):
         transitions.insert(
             [JobExecutionFactory.build(key="K", organization_id=organization, job_name=name)], now=now, using="default"
@@ -216,7 +216,7 @@ def test_a_worker_that_beat_a_moment_before_the_limit_claims(now: datetime) -> N
 
 @committed
 def test_workers_that_claim_at_once_never_share_a_row(now: datetime) -> None:
-    """C11. A claim that selects and then updates lets two consumers take the same row.
+    """A claim that selects and then updates lets two consumers take the same row.
 
     Sources: coleifer/huey#253, Koed00/django-q#426.
     """
@@ -506,7 +506,7 @@ def test_a_retry_is_refused_while_another_row_holds_the_key(now: datetime) -> No
 
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_row_runs_as_often_as_it_may(attempts: int, now: datetime, worker: Worker) -> None:
-    """C19. Edge values of the attempt limit give one run too many, or strand the row. (OCA/queue#814)"""
+    """Edge values of the attempt limit give one run too many, or strand the row. (OCA/queue#814)"""
     row = JobExecutionFactory(now=now, max_attempts=attempts)
     runs = 0
     while claim(worker, now):

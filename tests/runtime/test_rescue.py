@@ -50,7 +50,7 @@ def lost(now: datetime, **fields: Any) -> JobExecution:
 
 
 def test_a_row_of_a_dead_worker_runs_again_after_three_looks(now: datetime, monkeypatch: Any) -> None:
-    """C15. A worker is killed hard and its row stays in progress for ever.
+    """A worker is killed hard and its row stays in progress for ever.
 
     Sources: RealOrangeOne/django-tasks#46, ricwo/pq#23.
     """
@@ -81,7 +81,7 @@ def test_the_error_names_host_pid_and_version(now: datetime) -> None:
 
 
 def test_a_row_without_attempts_left_ends_with_an_error(now: datetime) -> None:
-    """C16. The worker is lost during the last permitted attempt: nothing moves the row on.
+    """The worker is lost during the last permitted attempt: nothing moves the row on.
 
     Source: karakeep-app/liteque#4.
     """
@@ -260,7 +260,7 @@ def test_a_worker_that_beats_just_before_the_update_keeps_its_row(now: datetime,
 
 @pytest.mark.django_db(transaction=True)
 def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypatch: Any) -> None:
-    """P48: one bad row stops nothing."""
+    """One bad row stops nothing."""
     worker = WorkerFactory(now=now, dead=True)
     bad, *good = (lost(now, worker=worker) for _ in range(4))
     rescue = transitions.rescue
@@ -277,7 +277,7 @@ def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypat
 
 @pytest.mark.django_db(transaction=True)
 def test_two_processes_rescue_each_row_once(now: datetime) -> None:
-    """P48: safe in parallel."""
+    """Safe in parallel."""
     worker = WorkerFactory(now=now, dead=True)
     for _ in range(10):
         lost(now, worker=worker)

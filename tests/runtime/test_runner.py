@@ -82,7 +82,7 @@ class TestStartup:
         return
 
     def test_a_database_that_does_not_answer_is_given_up_on(self, unreachable: None) -> None:
-        """C22. If the database cannot be reached at start, the process waits for ever. Source: django-q2#201."""
+        """If the database cannot be reached at start, the process waits for ever. Source: django-q2#201."""
         said: list[str] = []
         began = time.monotonic()
         with pytest.raises(DatabaseNotReady, match="'default' cannot be reached: connection refused Is the server"):
@@ -131,7 +131,7 @@ class TestStartup:
         assert Runner(Options.of()).run() == DONE
 
     def test_the_text_says_how_many_jobs_run_in_which_mode(self) -> None:
-        """P49: start says how many jobs run in which mode."""
+        """Start says how many jobs run in which mode."""
         from django_jobs import job, registry
 
         with registry.isolated(empty=True):

@@ -63,7 +63,7 @@ def test_the_first_sight_of_a_job_fires_nothing(monkeypatch: Any) -> None:
 
 
 def test_each_tick_becomes_one_row() -> None:
-    """P38: one run per tick."""
+    """One run per tick."""
     define(overlap="allow")
     scheduler = Scheduler(using="default")
     for second in range(0, 180, 7):
@@ -80,7 +80,7 @@ def test_the_delay_leads_to_the_next_tick() -> None:
 
 
 def test_a_tick_is_a_row_like_a_pushed_one() -> None:
-    """C89. The periodic path inserts rows by another code path, which ignores priority, attempts and queue.
+    """The periodic path inserts rows by another code path, which ignores priority, attempts and queue.
 
     Sources: procrastinate-org/procrastinate#1216, riverqueue/river#675.
     """
@@ -118,7 +118,7 @@ def test_a_tick_is_hinted(monkeypatch: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_many_schedulers_fire_each_tick_once() -> None:
-    """C08. Two schedulers handle the same tick, and "update or create" lets both enqueue.
+    """Two schedulers handle the same tick, and "update or create" lets both enqueue.
 
     Sources: knifecake/steady-queue PR#54, rails/solid_queue#636.
     """
@@ -151,7 +151,7 @@ def test_a_tick_whose_row_cannot_be_written_is_not_lost(monkeypatch: Any) -> Non
 
 
 def test_one_raising_job_never_stops_the_others(monkeypatch: Any) -> None:
-    """P41: one failing or raising job never stops the others' ticks."""
+    """One failing or raising job never stops the others' ticks."""
     define("acc.a")
     define("acc.b")
     define("acc.c")
@@ -170,7 +170,7 @@ def test_one_raising_job_never_stops_the_others(monkeypatch: Any) -> None:
 
 
 def test_a_tick_is_skipped_while_an_execution_lives_and_leaves_a_trace() -> None:
-    """P38: no two runs of one job overlap."""
+    """No two runs of one job overlap."""
     define()
     scheduler = Scheduler(using="default")
     for minute in range(4):
@@ -184,7 +184,7 @@ def test_a_tick_is_skipped_while_an_execution_lives_and_leaves_a_trace() -> None
 
 
 def test_a_trigger_keeps_a_tick_from_overlapping() -> None:
-    """P38: also manual trigger against tick."""
+    """Also manual trigger against tick."""
     cron = define()
     scheduler = Scheduler(using="default")
     scheduler.tick(START)
@@ -195,7 +195,7 @@ def test_a_trigger_keeps_a_tick_from_overlapping() -> None:
 
 
 def test_overlap_allow_opts_out() -> None:
-    """P38: `lock=False` opts out."""
+    """`lock=False` opts out."""
     define(overlap="allow")
     scheduler = Scheduler(using="default")
     for minute in range(4):
@@ -227,7 +227,7 @@ def test_a_job_paused_before_it_was_ever_seen_begins_like_a_new_one() -> None:
 
 
 def test_after_downtime_the_newest_tick_fires_once() -> None:
-    """C33. After downtime every missed slot is run in a burst.
+    """After downtime every missed slot is run in a burst.
 
     Sources: django-q2/django-q2#266, akvo/akvo-rsr#5248, celery/django-celery-beat#459.
     """
@@ -286,7 +286,7 @@ def test_misfire_all_fires_every_missed_tick_up_to_a_hundred() -> None:
 
 
 def test_a_tick_that_ran_does_not_fire_again_after_a_restart() -> None:
-    """C14. After a restart the "missed run" logic fires a slot again that already ran.
+    """After a restart the "missed run" logic fires a slot again that already ran.
 
     Sources: NousResearch/hermes-agent PR#68211, openclaw/openclaw#42640.
     """
@@ -311,7 +311,7 @@ def test_a_tick_that_ran_does_not_fire_again_after_a_restart() -> None:
     ],
 )
 def test_a_changed_schedule_does_not_fire_at_once(changed: str, options: dict[str, Any], settings: Any) -> None:
-    """C32. After a change of the time zone or the expression a monthly job fires at once.
+    """After a change of the time zone or the expression a monthly job fires at once.
 
     Source: celery/celery#3219.
     """
@@ -333,7 +333,7 @@ def test_a_changed_schedule_does_not_fire_at_once(changed: str, options: dict[st
 
 
 def test_old_code_stops_firing_a_job_whose_schedule_newer_code_swapped() -> None:
-    """C34: old code and new code side by side during a rolling deploy do not create doubles.
+    """Old code and new code side by side during a rolling deploy do not create doubles.
 
     Sources: rails/solid_queue#382, celery/django-celery#54, procrastinate-org/procrastinate#1331, jobrunr/jobrunr#490.
     """
@@ -355,7 +355,7 @@ def test_old_code_stops_firing_a_job_whose_schedule_newer_code_swapped() -> None
 
 
 def test_a_job_removed_from_the_code_fires_no_more() -> None:
-    """C34. A cron job removed in code goes on from the database."""
+    """A cron job removed in code goes on from the database."""
     define()
     scheduler = Scheduler(using="default")
     scheduler.tick(START)
@@ -396,7 +396,7 @@ def test_a_cursor_written_under_a_clock_far_ahead_is_set_back() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_housekeeping_of_connections_does_not_disturb_the_tick() -> None:
-    """C12. Connection housekeeping closes the connection of the scheduler's transaction; the slot fires again.
+    """Connection housekeeping closes the connection of the scheduler's transaction; the slot fires again.
 
     Source: django-q2/django-q2#293.
     """

@@ -33,7 +33,7 @@ def make_due(now: datetime, count: int = 1, **fields: Any) -> list[JobExecution]
 
 
 def test_due_rows_become_pending_and_are_hinted(now: datetime, monkeypatch: Any) -> None:
-    """P43: due scheduled -> pending + hint."""
+    """Due scheduled -> pending + hint."""
     (row,) = make_due(now, queue="mail", priority=50)
     with hinted(monkeypatch) as hints:
         Stage(using="default").tick(now)
@@ -42,7 +42,7 @@ def test_due_rows_become_pending_and_are_hinted(now: datetime, monkeypatch: Any)
 
 
 def test_rows_are_promoted_by_priority(now: datetime, monkeypatch: Any) -> None:
-    """P43: by priority."""
+    """By priority."""
     low, high, normal = (make_due(now, priority=priority)[0] for priority in (-50, 50, 0))
     with hinted(monkeypatch) as hints:
         Stage(using="default").tick(now)
@@ -57,7 +57,7 @@ def test_rows_of_the_future_and_final_rows_stay(now: datetime) -> None:
 
 
 def test_a_row_cancelled_between_the_read_and_the_write_stays_cancelled(now: datetime, monkeypatch: Any) -> None:
-    """P43: guarded (a cancelled one stays cancelled)."""
+    """Guarded (a cancelled one stays cancelled)."""
     (row,) = make_due(now)
     promote = transitions.promote
 
@@ -97,7 +97,7 @@ def test_the_number_of_queries_does_not_depend_on_the_rows(now: datetime, django
 
 
 def test_keyed_rows_due_together_with_others_are_promoted(now: datetime) -> None:
-    """C38. A row with a key conflicts with itself, or fails the whole batch, when it is promoted.
+    """A row with a key conflicts with itself, or fails the whole batch, when it is promoted.
 
     Source: riverqueue/river PR#619.
     """
@@ -111,7 +111,7 @@ def test_keyed_rows_due_together_with_others_are_promoted(now: datetime) -> None
 
 @pytest.mark.django_db(transaction=True)
 def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypatch: Any) -> None:
-    """P48: one bad row stops nothing."""
+    """One bad row stops nothing."""
     bad, *good = make_due(now, 5)
     promote = transitions.promote
 
@@ -133,7 +133,7 @@ def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypat
 
 @pytest.mark.django_db(transaction=True)
 def test_several_processes_may_stage_at_once(now: datetime) -> None:
-    """P48: safe in parallel."""
+    """Safe in parallel."""
     make_due(now, 40)
     at_once(*(lambda: Stage(using="default").tick(now) for _ in range(3)))
     assert set(statuses().values()) == {Status.PENDING}
@@ -209,7 +209,7 @@ def test_what_was_resumed_while_no_process_looked_comes_back_too(now: datetime, 
 
 
 def test_a_name_that_no_worker_knows_is_parked_and_the_rows_behind_it_stay(now: datetime) -> None:
-    """C05, C20. A row whose function cannot be resolved is first in line for ever, and the queue spins on it.
+    """A row whose function cannot be resolved is first in line for ever, and the queue spins on it.
 
     Sources: RealOrangeOne/django-tasks#190, collectiveaccess/providence#1425.
     """
@@ -224,7 +224,7 @@ def test_a_name_that_no_worker_knows_is_parked_and_the_rows_behind_it_stay(now: 
 
 
 def test_a_parked_name_comes_back_when_a_worker_lists_it(now: datetime, monkeypatch: Any) -> None:
-    """C05: when a worker that knows the job comes, the row runs."""
+    """When a worker that knows the job comes, the row runs."""
     WorkerFactory(now=now)
     row = JobExecutionFactory(now=now, job_name="gone.job", priority=7)
     tick = Stage(using="default")
@@ -258,7 +258,7 @@ def test_an_unknown_name_is_not_parked_when(now: datetime, worker: dict[str, Any
 
 
 def test_a_name_listed_within_the_last_minute_is_not_parked(now: datetime) -> None:
-    """C34: a deploy replaces the workers one after the other."""
+    """A deploy replaces the workers one after the other."""
     WorkerFactory(now=now)
     WorkerFactory(now=now, names=["gone.job"], heartbeat_at=now - timedelta(seconds=50), stopped=True)
     row = JobExecutionFactory(now=now, job_name="gone.job")

@@ -30,7 +30,7 @@ def waiting(now: datetime, *, since: float, hinted: float | None = None, **field
 
 
 def test_stale_pending_rows_are_hinted_again(now: datetime, monkeypatch: Any) -> None:
-    """P44: stale pending -> hint again."""
+    """Stale pending -> hint again."""
     stale = waiting(now, since=301, queue="mail", priority=5)
     waiting(now, since=299)
     with hinted(monkeypatch) as hints:
@@ -41,7 +41,7 @@ def test_stale_pending_rows_are_hinted_again(now: datetime, monkeypatch: Any) ->
 
 
 def test_the_time_of_the_last_hint_counts_not_that_of_creation(now: datetime, monkeypatch: Any) -> None:
-    """P44: by the time of the last hint, not of creation."""
+    """By the time of the last hint, not of creation."""
     waiting(now, since=100_000, hinted=200)
     with hinted(monkeypatch) as hints:
         Sweep(using="default").tick(now)
@@ -49,7 +49,7 @@ def test_the_time_of_the_last_hint_counts_not_that_of_creation(now: datetime, mo
 
 
 def test_the_hints_of_one_row_come_ever_more_rarely(now: datetime, monkeypatch: Any) -> None:
-    """P44: with back-off."""
+    """With back-off."""
     row = waiting(now, since=0)
     tick = Sweep(using="default")
     at = []
@@ -64,7 +64,7 @@ def test_the_hints_of_one_row_come_ever_more_rarely(now: datetime, monkeypatch: 
 
 
 def test_a_long_backlog_is_looked_at_in_bounded_parts(now: datetime, monkeypatch: Any) -> None:
-    """P48: all reads bounded."""
+    """All reads bounded."""
     monkeypatch.setattr(sweep, "PAGE", 2)
     monkeypatch.setattr(sweep, "PAGES", 2)
     rows = [waiting(now, since=400) for _ in range(10)]
@@ -87,7 +87,7 @@ def test_rows_of_workers_dead_for_a_week_are_removed(now: datetime) -> None:
 
 
 def test_it_sweeps_at_start_and_by_its_cron(now: datetime, settings: Any, monkeypatch: Any) -> None:
-    """P46: sweep on its own cron and at start."""
+    """Sweep on its own cron and at start."""
     settings.DJANGO_JOBS = {"SWEEP_CRON": "*/2 * * * *"}
     now = now.replace(minute=1)
     swept: list[datetime] = []
@@ -100,7 +100,7 @@ def test_it_sweeps_at_start_and_by_its_cron(now: datetime, settings: Any, monkey
 
 
 def test_one_failing_phase_does_not_stop_the_other(now: datetime, monkeypatch: Any) -> None:
-    """P48: one bad row stops nothing."""
+    """One bad row stops nothing."""
     WorkerFactory(now=now, heartbeat_at=now - timedelta(days=8))
 
     def fail(self: Sweep, now: datetime) -> int:

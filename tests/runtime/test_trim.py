@@ -37,7 +37,7 @@ def trim_all(now: datetime) -> int:
 
 
 def test_each_job_and_status_is_trimmed_by_its_own_rule(now: datetime) -> None:
-    """P47: trim keeps the newest n per job and status; cancelled rows too."""
+    """Trim keeps the newest n per job and status; cancelled rows too."""
     with registry.isolated():
 
         @job(name="acc.few", keep=Keep(ok=2, error=1, cancelled=3))
@@ -82,7 +82,7 @@ def test_rows_of_jobs_that_are_gone_are_trimmed_as_the_settings_say(now: datetim
 
 
 def test_it_trims_by_its_cron_a_portion_a_tick(now: datetime, settings: Any, monkeypatch: Any) -> None:
-    """P46: trim on its own cron."""
+    """Trim on its own cron."""
     settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
     monkeypatch.setattr(retention, "BATCH", 2)
     monkeypatch.setattr(retention.trim.__wrapped__, "__kwdefaults__", {"limit": 2})
@@ -104,7 +104,7 @@ def test_it_trims_by_its_cron_a_portion_a_tick(now: datetime, settings: Any, mon
 
 
 def test_one_failing_job_does_not_stop_the_others(now: datetime, settings: Any, monkeypatch: Any) -> None:
-    """P48: one bad row stops nothing."""
+    """One bad row stops nothing."""
     settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
     ended(now, 3, job_name="acc.boom", status="ok")
     ended(now, 3, job_name="acc.mark", status="ok")
