@@ -118,16 +118,6 @@ class PushOptions:
             due = now + timedelta(seconds=self.delay)
         return due if due is not None and due > now else None
 
-    @property
-    def triggered_by(self) -> str:
-        """The primary key of the user who pushes, or the text given for `by`; empty when nobody is named."""
-        return attribution(self.by)[0]
-
-    @property
-    def triggered_by_name(self) -> str:
-        """The name of who pushes, for display."""
-        return attribution(self.by)[1]
-
 
 @contextlib.contextmanager
 def naming(job_name: str) -> Iterator[None]:

@@ -70,15 +70,9 @@ class Schema:
             return
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the handler takes nothing but its context."""
-        self._ensure()
-        return not self.parameters
-
-    @property
     def required(self) -> frozenset[str]:
         """The parameters without a default."""
-        self._ensure()
+        self.resolve()
         return self._required
 
     def resolve(self) -> None:
@@ -197,10 +191,6 @@ class Schema:
             except RecursionError:
                 return f"payload.{name}: is nested too deep"
         return "the payload has no JSON form"
-
-    def _ensure(self) -> None:
-        if not self.is_resolved:
-            self.resolve()
 
     def _check_kind(self, parameter: inspect.Parameter) -> None:
         kinds = {

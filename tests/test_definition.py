@@ -33,7 +33,7 @@ from django_jobs import (
     services,
 )
 from django_jobs.definition import Item
-from django_jobs.options import PushOptions
+from django_jobs.options import PushOptions, attribution
 from django_jobs.schedules import Cron
 
 NOW = dt.datetime(2027, 6, 1, 12, tzinfo=UTC)
@@ -479,8 +479,7 @@ def test_a_tenant_that_does_not_fit_is_refused(send: Job[...], tenant: Any) -> N
     ],
 )
 def test_who_pushes_is_stored_by_key_and_name(send: Job[...], by: Any, stored: tuple[str, str]) -> None:
-    options = send.using(by=by).options
-    assert (options.triggered_by, options.triggered_by_name) == stored
+    assert attribution(send.using(by=by).options.by) == stored
 
 
 @pytest.mark.parametrize("by", [5, "x" * 256, "a\x00", object()])

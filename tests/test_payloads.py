@@ -86,7 +86,7 @@ def test_a_handler_without_parameters_has_the_empty_payload() -> None:
 
     for func in (nothing, context_only):
         checked = schema(func)
-        assert checked.is_empty
+        assert checked.parameters == ()
         assert checked.dump((), {}) == "{}"
         assert checked.rebuild("{}") == {}
 
