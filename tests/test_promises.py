@@ -294,6 +294,7 @@ def test_an_atomic_job_whose_commit_went_unanswered_is_not_run_again(runjobs: St
         row.refresh_from_db()
         assert (row.status, row.attempt, row.errors) == (Status.OK, 1, [])
         assert len(ledger.starts(row.pk)) == Thing.objects.count() == 1
+        wait_for(lambda: f"ok acc.atomic_thing {row.pk}" in process.output, 10, "its end is told")
         assert process.output.count(f"ok acc.atomic_thing {row.pk}") == 1
     assert_consistent()
 
