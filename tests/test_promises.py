@@ -311,6 +311,7 @@ def test_an_end_whose_write_went_unanswered_is_recorded_and_told_once(runjobs: S
         canary(ledger, process)
         assert [entry.attempt for entry in ledger.starts(row.pk)] == [1, 2, 3]
         assert [entry["attempt"] for entry in row.errors] == [1, 2, 3]
+        wait_for(lambda: f"acc.boom_retry {row.pk} attempt 3/3" in process.output, 10, "its end is told")
         for attempt in (1, 2, 3):
             assert process.output.count(f"acc.boom_retry {row.pk} attempt {attempt}/3") == 1
     assert_consistent()
