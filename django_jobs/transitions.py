@@ -7,7 +7,7 @@ only columns that their statement has not assigned yet, and `status` is last: Ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -235,14 +235,11 @@ def _write(endings: list[Ending], now: datetime, connection: Any) -> int:
     """Write endings of one kind; return how many rows moved."""
     first = endings[0]
     if first.drop:
-        ids = [rows.identity(ending.execution_id, connection) for ending in endings]
-        statement = (
-            f"DELETE FROM {rows.TABLE} WHERE id IN ({', '.join(['%s'] * len(ids))}) AND run_no = %s "
-            "AND status = 'running'"
-        )
-        with connection.cursor() as cursor:
-            cursor.execute(statement, [*ids, first.run_no])
-            return int(cursor.rowcount)
+        deleted = _delete(endings, connection)
+        if first.status is not Status.ERROR or deleted == len(endings):
+            return deleted
+        # Those that are left are marked, and end CANCELLED, or are not this worker's any more.
+        return deleted + _write([replace(ending, drop=False) for ending in endings], now, connection)
     statement = f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE id = %s AND run_no = %s AND status = 'running'"
     moment = rows.instant(now, connection)
     parameters = [
@@ -271,6 +268,18 @@ def _write(endings: list[Ending], now: datetime, connection: Any) -> int:
         return int(cursor.rowcount)
 
 
+def _delete(endings: list[Ending], connection: Any) -> int:
+    first = endings[0]
+    ids = [rows.identity(ending.execution_id, connection) for ending in endings]
+    statement = (
+        f"DELETE FROM {rows.TABLE} WHERE id IN ({', '.join(['%s'] * len(ids))}) AND run_no = %s AND status = 'running'"
+        f"{' AND cancel_requested_at IS NULL' if first.status is Status.ERROR else ''}"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [*ids, first.run_no])
+        return int(cursor.rowcount)
+
+
 def _ended(target: Status) -> str:
     marked = "cancel_requested_at IS NOT NULL"
     if target in FINAL:
@@ -295,7 +304,7 @@ def _statuses(endings: Sequence[Ending], connection: Any) -> dict[UUID, Status]:
     moved = {ending.execution_id: ending.status for ending in endings}
     # Only these could have been turned into CANCELLED by a mark.
     turned = (Status.ERROR, Status.SCHEDULED, Status.PENDING)
-    asked = [ending.execution_id for ending in endings if ending.status in turned and not ending.drop]
+    asked = [ending.execution_id for ending in endings if ending.status in turned]
     if asked:
         rows = JobExecution.objects.using(connection.alias).filter(pk__in=asked, status=Status.CANCELLED)
         moved.update(dict.fromkeys(rows.values_list("pk", flat=True), Status.CANCELLED))

@@ -400,6 +400,18 @@ def test_dropped_rows_are_deleted(now: datetime) -> None:
     assert list(JobExecution.objects.values_list("pk", flat=True)) == [stays.pk]
 
 
+def test_a_failure_that_would_be_dropped_ends_cancelled_when_it_is_marked(now: datetime) -> None:
+    plain, marked, lost = (running(now) for _ in range(3))
+    JobExecution.objects.filter(pk=marked.pk).update(cancel_requested_at=now)
+    JobExecution.objects.filter(pk=lost.pk).update(run_no=lost.run_no + 1)
+    batch = [transitions.fail(row, error="E: x", drop=True) for row in (plain, marked, lost)]
+    assert finish(*batch, now=now) == {plain.pk: Status.ERROR, marked.pk: Status.CANCELLED}
+    assert set(JobExecution.objects.values_list("pk", "status")) == {
+        (marked.pk, Status.CANCELLED),
+        (lost.pk, Status.RUNNING),
+    }
+
+
 def test_a_dropped_row_is_deleted_only_by_its_own_run(now: datetime) -> None:
     mine, newer, ended = running(now), running(now), running(now)
     batch = [transitions.succeed(row, drop=True) for row in (mine, newer, ended)]

@@ -190,6 +190,10 @@ class Finisher:
         moved = transitions.finish(list(endings.values()), now=now, using=self._using) if endings else {}
         if after_loss and (missing := [e for pk, e in endings.items() if pk not in moved]):
             moved |= self._settled(missing, now)
+        # A mark turned these into what their job keeps none of.
+        unkept = [run.execution.pk for run in batch if _is_unkept_cancel(run, moved)]
+        if unkept:
+            JobExecution.objects.using(self._using).filter(pk__in=unkept).delete_finished()
         return moved | recorded
 
     def _settled(self, endings: list[Ending], now: datetime) -> dict[UUID, Status]:
@@ -280,3 +284,7 @@ class Finisher:
                 retention.trim(name, status, keep, max_age, now=now, using=self._using)
             except DatabaseError as error:
                 logger.debug("old executions of %s were not trimmed: %s", name, error)
+
+
+def _is_unkept_cancel(run: Run, moved: dict[UUID, Status]) -> bool:
+    return moved.get(run.execution.pk) == Status.CANCELLED and run.job.retention(Status.CANCELLED) == 0

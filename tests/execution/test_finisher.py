@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import DataError, InternalError, OperationalError, connection
 
-from django_jobs import JobContext, Keep, registry, transitions
+from django_jobs import JobContext, Keep, clock, registry, transitions
 from django_jobs.definition import job
 from django_jobs.execution import finisher as finisher_module
 from django_jobs.execution.endings import recorder, settler
@@ -223,6 +223,13 @@ def test_an_atomic_run_of_a_job_that_keeps_nothing_leaves_no_row() -> None:
     assert recorder(run, "default")(Ok())
     run.recorded = True
     assert [status for _, status in write(run)] == [Status.OK]
+    assert not JobExecution.objects.exists()
+
+
+def test_a_job_that_keeps_nothing_leaves_no_row_either_when_a_mark_turns_its_end_into_a_cancel() -> None:
+    runs = [ended_run(outcome, record="none") for outcome in (failure(), failure(delay=60), Rescheduled(delay=60))]
+    JobExecution.objects.update(cancel_requested_at=clock.now("default"))
+    assert [status for _, status in write(*runs)] == [Status.CANCELLED] * 3
     assert not JobExecution.objects.exists()
 
 
