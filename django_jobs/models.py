@@ -10,11 +10,9 @@ from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
 from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, uuid7
+from django_jobs.options import BY_LENGTH, KEY_LENGTH, NAME_LENGTH, ORGANIZATION_LENGTH, QUEUE_LENGTH
 from django_jobs.querysets import ExecutionQuerySet, WorkerQuerySet
 from django_jobs.states import FINAL, Status
-
-NAME_LENGTH = 200
-QUEUE_LENGTH = 100
 
 
 def jobs_alias() -> str:
@@ -32,12 +30,12 @@ class JobExecution(models.Model):
     # The negated priority, so that the claim index is ascending throughout.
     rank = models.SmallIntegerField(_("rank"), default=0)
     payload = StrictJSONField(_("payload"), default=dict)
-    key = models.CharField(_("key"), max_length=255, blank=True, default="")
+    key = models.CharField(_("key"), max_length=KEY_LENGTH, blank=True, default="")
     # NULL without a key, so that the index over it holds keyed rows only.
     key_digest = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001
     # The digest while the row is live and NULL afterwards: the unique index over it is the dedup promise.
     active_key = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001 - NULLs are distinct
-    organization_id = models.CharField(_("organization"), max_length=64, null=True, blank=True)  # noqa: DJ001
+    organization_id = models.CharField(_("organization"), max_length=ORGANIZATION_LENGTH, null=True, blank=True)  # noqa: DJ001
     context = StrictJSONField(default=dict, editable=False)
     attempt = models.PositiveIntegerField(_("attempt"), default=0)
     max_attempts = models.PositiveIntegerField(_("attempts allowed"), default=1)
@@ -59,12 +57,12 @@ class JobExecution(models.Model):
     logs = StrictJSONField(_("logs"), default=list)
     result = StrictJSONField(_("result"), null=True)
     progress = StrictJSONField(_("progress"), null=True)
-    triggered_by = models.CharField(max_length=255, blank=True, default="")
-    triggered_by_name = models.CharField(_("pushed by"), max_length=255, blank=True, default="")
-    cancelled_by = models.CharField(max_length=255, blank=True, default="")
-    cancelled_by_name = models.CharField(_("cancelled by"), max_length=255, blank=True, default="")
-    retried_by = models.CharField(max_length=255, blank=True, default="")
-    retried_by_name = models.CharField(_("retried by"), max_length=255, blank=True, default="")
+    triggered_by = models.CharField(max_length=BY_LENGTH, blank=True, default="")
+    triggered_by_name = models.CharField(_("pushed by"), max_length=BY_LENGTH, blank=True, default="")
+    cancelled_by = models.CharField(max_length=BY_LENGTH, blank=True, default="")
+    cancelled_by_name = models.CharField(_("cancelled by"), max_length=BY_LENGTH, blank=True, default="")
+    retried_by = models.CharField(max_length=BY_LENGTH, blank=True, default="")
+    retried_by_name = models.CharField(_("retried by"), max_length=BY_LENGTH, blank=True, default="")
     retried_at = UTCDateTimeField(_("retried"), null=True)
     copied_from = models.UUIDField(_("copy of"), null=True)
     rescues = models.PositiveSmallIntegerField(_("rescues"), default=0)
@@ -198,8 +196,8 @@ class JobState(models.Model):
     schedule = models.CharField(_("schedule"), max_length=255, blank=True, default="")
     last_tick_at = UTCDateTimeField(_("last tick"), null=True)
     paused_at = UTCDateTimeField(_("paused"), null=True)
-    paused_by = models.CharField(max_length=255, blank=True, default="")
-    paused_by_name = models.CharField(_("paused by"), max_length=255, blank=True, default="")
+    paused_by = models.CharField(max_length=BY_LENGTH, blank=True, default="")
+    paused_by_name = models.CharField(_("paused by"), max_length=BY_LENGTH, blank=True, default="")
     last_skip_at = UTCDateTimeField(_("last skipped tick"), null=True)
     last_skip_reason = models.CharField(_("why it was skipped"), max_length=16, blank=True, default="")
     skips = models.PositiveBigIntegerField(_("skipped ticks"), default=0)
@@ -218,8 +216,8 @@ class QueueState(models.Model):
 
     queue = models.CharField(_("queue"), max_length=QUEUE_LENGTH, primary_key=True)
     paused_at = UTCDateTimeField(_("paused"), null=True)
-    paused_by = models.CharField(max_length=255, blank=True, default="")
-    paused_by_name = models.CharField(_("paused by"), max_length=255, blank=True, default="")
+    paused_by = models.CharField(max_length=BY_LENGTH, blank=True, default="")
+    paused_by_name = models.CharField(_("paused by"), max_length=BY_LENGTH, blank=True, default="")
 
     class Meta:
         verbose_name = _("queue state")
