@@ -9,7 +9,6 @@ import random
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
 
 import pytest
@@ -32,6 +31,8 @@ INTERRUPTS = 2000
 
 
 @pytest.mark.slow
+# A connection that was just being made is known to nobody: Python closes it as it goes, and would warn of that.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.django_db(transaction=True)
 def test_interrupts_at_the_end_of_runs_hit_no_other_run_and_leave_no_lock_handler_or_connection_held() -> None:
     """An exception for a thread arrives when it pleases: in the next job, between a lock and its release.
@@ -95,9 +96,7 @@ def test_interrupts_at_the_end_of_runs_hit_no_other_run_and_leave_no_lock_handle
             for _ in range(2):
                 assert over.acquire(timeout=10)
             if number % 200 == 0:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ResourceWarning)
-                    gc.collect()
+                gc.collect()
     finally:
         sys.setswitchinterval(interval)
         gc.enable()
@@ -116,10 +115,7 @@ def test_interrupts_at_the_end_of_runs_hit_no_other_run_and_leave_no_lock_handle
         lock.release()
     logger.removeHandler(stream)
     wait_for(lambda: not [t for t in threading.enumerate() if "slot" in t.name], 10, "every slot has ended")
-    # A connection that was just being made is known to nobody: the collector closes it, and says so.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    gc.collect()
     if connection.vendor in SESSIONS:
         wait_for(lambda: sessions() == 0, 10, "every session has ended")
 
