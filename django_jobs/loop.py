@@ -25,6 +25,30 @@ class Tick(Protocol):
     def __call__(self, now: datetime | None = None) -> float: ...
 
 
+OnDeath = Callable[[BaseException], None]
+
+
+def start_thread(run: Callable[[], None], *, name: str, on_death: OnDeath | None = None) -> threading.Thread:
+    """Start a daemon thread of ours: it closes its connections at its end, and does not end in silence.
+
+    Raises RuntimeError when the system has no thread left.
+    """
+
+    def watched() -> None:
+        try:
+            run()
+        except BaseException as error:
+            logger.critical("%s stopped working", name, exc_info=True)
+            if on_death is not None:
+                on_death(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=watched, name=f"django_jobs {name}", daemon=True)
+    thread.start()
+    return thread
+
+
 class Loop:
     """Call `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
 
@@ -39,7 +63,7 @@ class Loop:
         *,
         name: str,
         max_backoff: float = MAX_BACKOFF,
-        on_death: Callable[[BaseException], None] | None = None,
+        on_death: OnDeath | None = None,
     ) -> None:
         self.name = name
         self._tick = tick
@@ -53,8 +77,7 @@ class Loop:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name=f"django_jobs {self.name}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name=self.name, on_death=self._on_death)
 
     def wake(self) -> None:
         """Tick now instead of when the delay is over; safe from any thread and from signal handlers."""
@@ -78,21 +101,14 @@ class Loop:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                self._wake.clear()
-                delay = self._once()
-                if self._stopped.is_set():
-                    return
-                if delay > IDLE_CONNECTION:
-                    connections.close_all()
-                self._wake.wait(delay)
-        except BaseException as error:  # A thread of ours must not end in silence.
-            logger.critical("%s stopped working", self.name, exc_info=True)
-            if self._on_death is not None:
-                self._on_death(error)
-        finally:
-            connections.close_all()
+        while not self._stopped.is_set():
+            self._wake.clear()
+            delay = self._once()
+            if self._stopped.is_set():
+                return
+            if delay > IDLE_CONNECTION:
+                connections.close_all()
+            self._wake.wait(delay)
 
     def _once(self) -> float:
         try:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from queue import SimpleQueue
 
-from django.db import connections
-
 from django_jobs import signals
 from django_jobs.execution.connections import tidy
 from django_jobs.execution.outcomes import Failed
 from django_jobs.execution.run import Run
+from django_jobs.loop import OnDeath, start_thread
 from django_jobs.states import FINAL, Status
 
 logger = logging.getLogger("django_jobs.announcer")
@@ -22,21 +21,37 @@ logger = logging.getLogger("django_jobs.announcer")
 Told = tuple[Run, Status, datetime]
 
 
-class Announcer:
-    """Sends the end signals of runs; a slow or failing receiver delays other receivers, never a run or a write."""
+# Above this many runs that were not announced yet, the worker claims nothing more: each holds its payload and logs.
+BACKLOG_MAX = 1000
 
-    def __init__(self) -> None:
+
+class Announcer:
+    """Sends the end signals of runs; a slow or failing receiver delays other receivers, never a write.
+
+    Receivers that are slower than the jobs hold up new claims once a thousand runs wait for them.
+    """
+
+    def __init__(self, *, on_death: OnDeath | None = None) -> None:
+        self._on_death = on_death
         self._told: SimpleQueue[Sequence[Told] | None] = SimpleQueue()
+        # Each written by one thread only: the finisher's, and this one's.
+        self._taken = 0
+        self._announced = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="django_jobs signals", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="signals", on_death=self._on_death)
 
     def tell(self, ended: Sequence[Told]) -> None:
         """Announce runs whose rows were written, with the status each got and when."""
+        self._taken += len(ended)
         self._told.put(ended)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many runs wait for receivers that no more should be claimed."""
+        return self._taken - self._announced >= BACKLOG_MAX
 
     def stop(self, timeout: float) -> None:
         """Send what is left and end the thread."""
@@ -49,9 +64,9 @@ class Announcer:
             tidy()
             _announce(ended)
             tidy()
+            self._announced += len(ended)
             # While it waits, this thread holds no payload.
             del ended
-        connections.close_all()
 
 
 def _announce(ended: Sequence[Told]) -> None:

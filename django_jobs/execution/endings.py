@@ -15,6 +15,8 @@ from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from django_jobs.transitions import Ending
 
+UNSTORABLE = "The outcome could not be stored; see the log of the worker."
+
 
 def ending_of(run: Run, now: datetime, *, surplus: bool = False) -> Ending | None:
     """Return the row's new state for a run's outcome; None when the row is not this run's any more.

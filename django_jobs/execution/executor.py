@@ -166,7 +166,8 @@ def _execute_atomic(run: Run) -> Outcome:
             if not isinstance(outcome, Ok):
                 raise _RollBack
             if run.finish_inside is not None:
-                if not run.finish_inside(outcome):
+                # Whoever gave the run up has ended its row already.
+                if run.gate.abandoned or not run.finish_inside(outcome):
                     outcome = Lost()
                     raise _RollBack
                 run.recorded = True

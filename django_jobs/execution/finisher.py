@@ -14,9 +14,10 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_jobs import clock, retention, transitions
 from django_jobs.contention import is_connection_loss, is_contention
-from django_jobs.execution.endings import ending_of, surplus_of
+from django_jobs.execution.endings import UNSTORABLE, ending_of, surplus_of
 from django_jobs.execution.outcomes import Failed, Ok
 from django_jobs.execution.run import Run
+from django_jobs.loop import OnDeath, start_thread
 from django_jobs.models import JobExecution
 from django_jobs.states import FINAL, Status
 from django_jobs.transitions import Ending
@@ -30,7 +31,6 @@ BATCH_SECONDS = 0.05
 BACKLOG_MAX = 1000
 BACKLOG_BYTES = 16 * 1024 * 1024
 TRIM_EVERY = 1.0
-UNSTORABLE = "The outcome could not be stored; see the log of the worker."
 
 
 class Finisher:
@@ -42,9 +42,15 @@ class Finisher:
     """
 
     def __init__(
-        self, *, using: str, tell: Callable[[list[tuple[Run, Status, datetime]]], None], is_quiet: Callable[[], bool]
+        self,
+        *,
+        using: str,
+        tell: Callable[[list[tuple[Run, Status, datetime]]], None],
+        is_quiet: Callable[[], bool],
+        on_death: OnDeath | None = None,
     ) -> None:
         self._using = using
+        self._on_death = on_death
         self._tell = tell
         self._is_quiet = is_quiet
         self._ended: deque[Run] = deque()
@@ -52,16 +58,15 @@ class Finisher:
         self._bytes = 0
         self._work = threading.Event()
         self._full = threading.Event()
-        self._empty = threading.Event()
-        self._empty.set()
         self._stopping = False
+        # Ended here, and given up on: the watch ends these rows, which a release would start again.
+        self.unstored: set[UUID] = set()
         self._thread: threading.Thread | None = None
         self._trimmed: dict[tuple[str, Status], float] = {}
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="django_jobs finisher", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="finisher", on_death=self._on_death)
 
     def put(self, run: Run) -> None:
         """Take over an ended run; safe from any thread, never blocks."""
@@ -70,7 +75,6 @@ class Finisher:
         # Threads that add at once may lose a summand; it is put right as soon as nothing is left.
         self._bytes += run.size
         if count == 1:
-            self._empty.clear()
             self._work.set()
         if count >= BATCH_ROWS or self._bytes >= BATCH_BYTES or self._is_quiet():
             self._full.set()
@@ -93,11 +97,6 @@ class Finisher:
         """Executions that ended here and are not written yet."""
         return [run.execution.pk for run in (*tuple(self._ended), *self._writing)]
 
-    def flush(self, timeout: float) -> bool:
-        """Write everything now; return whether that was done in time."""
-        self._full.set()
-        return self._empty.wait(timeout)
-
     def stop(self, timeout: float) -> bool:
         """Write what is left and end the thread; return whether that was done in time."""
         self._stopping = True
@@ -112,7 +111,6 @@ class Finisher:
             self._work.wait()
             if not self._ended:
                 if self._stopping:
-                    connections[self._using].close()
                     return
                 self._work.clear()
                 # A run put between the look and the clear would wait for the one after it.
@@ -122,16 +120,17 @@ class Finisher:
             if len(self._ended) < BATCH_ROWS and self._bytes < BATCH_BYTES and not self._stopping:
                 self._full.wait(BATCH_SECONDS)
             self._full.clear()
+            batch = self._take()
             try:
-                self._write(self._take())
+                self._write(batch)
             except Exception:
-                # Rows that stay RUNNING are handed back by the watch: this thread must live to write the next ones.
+                # This thread must live to write the next ones.
                 logger.exception("a batch of outcomes was lost")
+                self.unstored.update(run.execution.pk for run in batch)
             finally:
-                # Nothing else here refers to the batch: while this thread waits it holds no payload.
+                # While this thread waits it holds no payload.
                 self._writing = ()
-                if not self._ended:
-                    self._empty.set()
+                del batch
 
     def _take(self) -> list[Run]:
         """Take over a batch from those that ended."""
@@ -253,6 +252,7 @@ class Finisher:
             self._tell([(run, status, now) for status in moved.values()])
             return
         logger.error("the outcome of %s could not be stored at all", run.execution)
+        self.unstored.add(run.execution.pk)
 
     def _without_logs(self, run: Run, now: datetime) -> Ending | None:
         run.logs = None

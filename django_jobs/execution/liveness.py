@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django_jobs import clock, transitions
 from django_jobs.conf import get_settings
+from django_jobs.execution.endings import UNSTORABLE
 from django_jobs.execution.run import Run
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
@@ -113,6 +114,9 @@ class Runs(Protocol):
     def owned(self) -> Iterable[UUID]:
         """Every execution this process holds: running, waiting for a slot, or not written yet."""
 
+    def unstored(self) -> Collection[UUID]:
+        """Executions whose handlers ended here, and whose ends could not be stored."""
+
     def cancel(self, run: Run) -> None:
         """Tell a run that its cancel was asked for."""
 
@@ -157,26 +161,36 @@ class Watch:
                 self._runs.lost(run)
             elif marked is not None:
                 self._runs.cancel(run)
+        # After all cancels: one that the database refuses ends this tick.
+        for pk, run in running.items():
             if run.progress is not None and self._progress.get(pk) is not run.progress:
                 self._write_progress(run, now)
         self._progress = {pk: done for pk, done in self._progress.items() if pk in still}
 
     def _write_progress(self, run: Run, now: datetime) -> None:
         progress = run.progress
+        # Before the write: what is refused once is not tried again.
+        self._progress[run.execution.pk] = progress
         JobExecution.objects.using(self._liveness.using).running().filter(
             pk=run.execution.pk, run_no=run.execution.run_no
         ).update(progress=progress, updated_at=now)
-        self._progress[run.execution.pk] = progress
 
     def _reconcile(self, now: datetime) -> None:
-        """Hand back rows the table gives this process that it does not know: the reply to their claim was lost."""
+        """Move on the rows the table gives this process that it does not know.
+
+        The reply to their claim was lost, and they are handed back; or their handlers ended here and the end could not
+        be stored: started again they would run twice, so they end with an error.
+        """
         using = self._liveness.using
         rows = JobExecution.objects.using(using).of_worker(self._liveness.worker_id)
         given = {(row.pk, row.run_no): row for row in rows.only("pk", "run_no")}
         # Asked after the read: a row claimed meanwhile is known by now, or missing from the read.
         owned = set(self._runs.owned())
         strays = {ident for ident in given if ident[0] not in owned}
-        for ident in strays & self._strays:
-            transitions.finish([transitions.release(given[ident])], now=now, using=using)
-            logger.warning("handed back execution %s: the reply to its claim was lost", ident[0])
-        self._strays = strays - self._strays
+        due, self._strays = strays & self._strays, strays - self._strays
+        for ident in due:
+            row, unstored = given[ident], ident[0] in self._runs.unstored()
+            ending = transitions.fail(row, error=UNSTORABLE) if unstored else transitions.release(row)
+            transitions.finish([ending], now=now, using=using)
+            what = "ended" if unstored else "handed back: the reply to its claim was lost"
+            logger.warning("execution %s was %s", ident[0], what)

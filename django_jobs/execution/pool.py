@@ -12,17 +12,19 @@ from datetime import datetime
 from queue import SimpleQueue
 from uuid import UUID
 
-from django.db import connections
-
 from django_jobs import signals
 from django_jobs.conf import get_settings
 from django_jobs.execution.executor import aexecute, execute
 from django_jobs.execution.interrupts import Interrupter
+from django_jobs.execution.judgement import given_up
 from django_jobs.execution.outcomes import Outcome, Released
 from django_jobs.execution.run import Run
-from django_jobs.loop import Loop
+from django_jobs.loop import Loop, OnDeath, start_thread
 
 logger = logging.getLogger("django_jobs.pool")
+
+# For a loop that turns, however busy the machine is.
+LOOP_PATIENCE = 1.0
 
 
 class Pool:
@@ -39,11 +41,13 @@ class Pool:
         on_ended: Callable[[Run], None],
         on_free: Callable[[], None],
         on_recycle: Callable[[bool], None] = lambda usable: None,
+        on_death: OnDeath | None = None,
     ) -> None:
         self.slots = slots
         self._on_ended = on_ended
         self._on_free = on_free
         self._on_recycle = on_recycle
+        self._on_death = on_death
         self._work: deque[Run] = deque()
         # A thread that takes a token takes work, and wakes the next one while more is left: a burst of short handlers
         # costs a few changes of thread, and long ones still start at once.
@@ -57,11 +61,13 @@ class Pool:
         self._sync_active = 0
         self._abandoned = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Which loop an async run is on.
+        self._loops: dict[UUID, asyncio.AbstractEventLoop] = {}
         self._loop_thread: threading.Thread | None = None
         self._interrupter = Interrupter(
             grace=get_settings().interrupt_grace, on_abandoned=self._abandon, wake=self._look_at_ladder
         )
-        self._ladder = Loop(self._climb, name="interrupts")
+        self._ladder = Loop(self._climb, name="interrupts", on_death=on_death)
 
     def start(self) -> None:
         """Start the thread of the time limits; slots start when they are first needed."""
@@ -106,6 +112,7 @@ class Pool:
         for run in runs:
             self._interrupter.register(run)
             if loop is not None and run.job.is_async:
+                self._loops[run.execution.pk] = loop
                 loop.call_soon_threadsafe(self._start_task, loop, run)
             else:
                 self._work.append(run)
@@ -151,31 +158,27 @@ class Pool:
         self._ladder.wake()
 
     def _start_slot(self) -> None:
-        thread = threading.Thread(target=self._slot, name=f"django_jobs slot {len(self._threads) + 1}", daemon=True)
-        thread.start()
+        thread = start_thread(self._slot, name=f"slot {len(self._threads) + 1}", on_death=self._on_death)
         self._threads[thread.ident or 0] = thread
 
     def _slot(self) -> None:
-        try:
-            while True:
-                try:
-                    run = self._work.popleft()
-                except IndexError:
-                    if self._stopped:
-                        return
-                    self._tokens.get()
-                    self._token_out = False
-                    continue
-                if self._work:
-                    self._wake_slot()
-                if self._execute(run):
-                    # An exception that was aimed at this thread may still be on its way, or another thread has taken
-                    # its place: nothing else runs here.
+        while True:
+            try:
+                run = self._work.popleft()
+            except IndexError:
+                if self._stopped:
                     return
-                # While it waits, the thread holds no payload.
-                del run
-        finally:
-            connections.close_all()
+                self._tokens.get()
+                self._token_out = False
+                continue
+            if self._work:
+                self._wake_slot()
+            if self._execute(run):
+                # An exception that was aimed at this thread may still be on its way, or another thread has taken its
+                # place: nothing else runs here.
+                return
+            # While it waits, the thread holds no payload.
+            del run
 
     def _execute(self, run: Run) -> bool:
         """Run a handler in this thread; return whether the thread is to end."""
@@ -231,20 +234,38 @@ class Pool:
         # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
         self._on_ended(run)
         del self._active[run.execution.pk]
+        self._loops.pop(run.execution.pk, None)
         self._sync_active -= not run.job.is_async
 
     def _abandon(self, run: Run, outcome: Outcome) -> None:
         """End a run whose handler does not stop, and replace its slot; called by the ladder."""
+        loop = self._loops.get(run.execution.pk)
         with self._lock:
             self._abandoned += 1
             self._threads.pop(run.thread_id, None)
-            if run.job.is_async:
-                # Its loop may be blocked: later runs get a new one.
+            if loop is not None:
+                # Later runs get a new one, whether this one is blocked or holds a task that does not end.
                 self._loop = None
         logger.error("%s does not stop; its thread is given up", run.job.name)
         # Before the slot is free: where the process begins anew, nothing is to start in it any more.
         self._on_recycle(self._abandoned < self.slots)
         self._end(run, outcome)
+        if loop is not None and not _answers(loop):
+            for other in [other for other in self._active.values() if self._loops.get(other.execution.pk) is loop]:
+                outcome = given_up(other)
+                if other.gate.abandon():
+                    self._interrupter.unregister(other)
+                    self._end(other, outcome)
+
+
+def _answers(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a loop still turns, or is blocked by one of its tasks."""
+    answered = threading.Event()
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:
+        return False
+    return answered.wait(LOOP_PATIENCE)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -65,9 +65,15 @@ class Worker:
         self._claiming = True
         self._hungry = True
         self._delay = FIRST_LOOK
-        self._announcer = Announcer()
-        self._finisher = Finisher(using=using, tell=self._announcer.tell, is_quiet=self._is_quiet)
-        self._pool = Pool(concurrency, on_ended=self._finisher.put, on_free=self.wake, on_recycle=on_recycle)
+        self._announcer = Announcer(on_death=on_death)
+        self._finisher = Finisher(using=using, tell=self._announcer.tell, is_quiet=self._is_quiet, on_death=on_death)
+        self._pool = Pool(
+            concurrency,
+            on_ended=self._finisher.put,
+            on_free=self.wake,
+            on_recycle=on_recycle,
+            on_death=on_death,
+        )
         self._watch = Watch(liveness, self)
         self._loops = [
             Loop(self.tick, name="claim", on_death=on_death),
@@ -97,7 +103,7 @@ class Worker:
         """Claim once for the slots that are free; return when to look again."""
         settings = get_settings()
         free = self._pool.free
-        if not self._claiming or free <= 0 or self._finisher.is_congested:
+        if not self._claiming or free <= 0 or self._finisher.is_congested or self._announcer.is_congested:
             # A slot that becomes free wakes this loop.
             return settings.poll_interval
         claimed = self.claim(free, now)
@@ -191,6 +197,10 @@ class Worker:
         """Every execution this process holds: in a slot, or ended and not written yet."""
         # In this order: a run moves from the pool to the finisher.
         return [*self._pool.running(), *self._finisher.unwritten()]
+
+    def unstored(self) -> set[UUID]:
+        """Executions whose handlers ended here, and whose ends could not be stored."""
+        return self._finisher.unstored
 
     def cancel(self, run: Run) -> None:
         """Tell a run that its cancel was asked for."""

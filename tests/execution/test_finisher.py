@@ -61,7 +61,7 @@ def write(*runs: Run) -> list[tuple[Run, str]]:
     with a_finisher(quiet=lambda: False) as (finisher, told):
         for run in runs:
             finisher.put(run)
-        assert finisher.flush(10)
+        assert finisher.stop(10)
     return [(run, status) for run, status, _ in told]
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from django_jobs import JobContext, clock
+from django_jobs.execution.endings import UNSTORABLE
 from django_jobs.execution.liveness import Liveness, Watch
 from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution, Worker
@@ -25,12 +26,16 @@ class Runs:
         self.by_id = {run.execution.pk: run for run in runs}
         self.cancelled: list[Run] = []
         self.dropped: list[Run] = []
+        self.given_up: set[UUID] = set()
 
     def running(self) -> dict[UUID, Run]:
         return self.by_id
 
     def owned(self) -> list[UUID]:
         return list(self.by_id)
+
+    def unstored(self) -> set[UUID]:
+        return self.given_up
 
     def cancel(self, run: Run) -> None:
         self.cancelled.append(run)
@@ -127,6 +132,18 @@ def test_a_row_nobody_here_knows_is_handed_back_after_two_looks(liveness: Livene
     known.refresh_from_db()
     assert (stray.status, stray.attempt) == (Status.PENDING, 0)
     assert known.status == Status.RUNNING
+
+
+def test_a_row_whose_end_could_not_be_stored_ends_with_an_error_and_is_not_started_again(liveness: Liveness) -> None:
+    row = owned_by(liveness)
+    runs = Runs()
+    runs.given_up.add(row.pk)
+    watch = Watch(liveness, runs)
+    now = clock.now("default")
+    watch.tick(now=now)
+    watch.tick(now=now + timedelta(seconds=11))
+    row.refresh_from_db()
+    assert (row.status, row.error) == (Status.ERROR, UNSTORABLE)
 
 
 def test_a_retired_worker_is_nobodys_hope(liveness: Liveness) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_jobs import JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
+from django_jobs.execution import announcer
 from django_jobs.models import JobExecution
 from django_jobs.runtime.worker import Pauses
 from django_jobs.states import Status
@@ -272,6 +273,64 @@ def test_a_handler_that_does_not_stop_loses_its_slot_and_not_the_worker(settings
             wait_for(lambda: recycled, 5, "the process was asked to recycle")
             assert ended(fining.push()).status == Status.OK
             release.set()
+
+
+def beside_again(row: JobExecution) -> bool:
+    """Whether the row was handed back and claimed again."""
+    row.refresh_from_db()
+    return row.run_no > 1
+
+
+def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
+    release, waiting = threading.Event(), threading.Event()
+
+    async def wait_long() -> None:
+        waiting.set()
+        await asyncio.sleep(60)
+
+    async def block() -> None:
+        release.wait(20)
+
+    async def fine() -> None: ...
+
+    with jobs_of(wait_long, fine, retry=1) as [long_job, fining]:
+        blocking = job(name="tests.block", timeout=0.2)(block)
+        with a_worker(concurrency=3) as worker:
+            beside = long_job.push()
+            assert waiting.wait(10)
+            assert ended(blocking.push()).status == Status.ERROR
+            wait_for(
+                lambda: JobExecution.objects.get(pk=beside.pk).run_no != 1 or not worker.running(), 10, "it is free"
+            )
+            assert ended(fining.push()).status == Status.OK
+            release.set()
+            JobExecution.objects.filter(pk=beside.pk).delete()
+
+
+def test_slow_receivers_hold_up_claims_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, started = threading.Event(), []
+
+    def receive(**kwargs: Any) -> None:
+        started.append(1)
+        release.wait(20)
+
+    def fine() -> None: ...
+
+    monkeypatch.setattr(announcer, "BACKLOG_MAX", 4)
+    signals.job_finished.connect(receive)
+    try:
+        with jobs_of(fine) as [fining], a_worker(concurrency=2) as worker:
+            # More than are told in one go.
+            fining.push_many([{}] * 500)
+            wait_for(lambda: started, 10, "the receiver is busy")
+            wait_for(lambda: worker._announcer.is_congested, 10, "runs wait for the receiver")
+            assert JobExecution.objects.pending().exists()
+            release.set()
+            wait_for(lambda: worker.claimed == 500 and worker.is_idle, 20, "all ran")
+            assert not JobExecution.objects.exclude(status=Status.OK).exists()
+    finally:
+        signals.job_finished.disconnect(receive)
 
 
 def test_shutdown_hands_back_what_has_retry_and_ends_what_has_none(settings: Any) -> None:
