@@ -106,10 +106,10 @@ def _default_retry() -> list[CheckMessage]:
 
 @checks.register(TAG)
 def check_jobs(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W001, W003, W005: jobs that do something else, or less, than their definition suggests."""
+    """W001, W003, W005, W007: jobs that do something else, or less, than their definition suggests."""
     if problems(raw_settings()):
         return []
-    return [*_atomic_on_sqlite(), *_seconds(), *_unserved()]
+    return [*_atomic_on_sqlite(), *_seconds(), *_unserved(), *_unlimited()]
 
 
 def _atomic_on_sqlite() -> list[CheckMessage]:
@@ -140,15 +140,32 @@ def _unserved() -> list[CheckMessage]:
     served = get_settings().queues
     if served is None:
         return []
+    unserved: dict[str, list[str]] = {}
+    for job in registry.all_jobs():
+        if job.queue not in served:
+            unserved.setdefault(job.queue, []).append(job.name)
     return [
         checks.Warning(
-            f"The job {job.name} is pushed to the queue {job.queue!r}, which is not in DJANGO_JOBS['QUEUES'].",
+            f"The queue {queue!r} is not in DJANGO_JOBS['QUEUES']; these jobs are pushed to it: {', '.join(names)}.",
             hint="Add the queue, or run a process for it: manage.py runjobs --queues "
-            f"{job.queue}; else its executions wait for ever.",
+            f"{queue}; else its executions wait for ever.",
             id="django_jobs.W005",
         )
-        for job in registry.all_jobs()
-        if job.queue not in served
+        for queue, names in unserved.items()
+    ]
+
+
+def _unlimited() -> list[CheckMessage]:
+    names = [job.name for job in registry.all_jobs() if job.concurrency is not None]
+    if not names:
+        return []
+    return [
+        checks.Warning(
+            f"Nothing enforces concurrency= yet; it limits none of these jobs: {', '.join(names)}.",
+            hint="Until then give them a queue of their own and a process for it: manage.py runjobs --queues NAME "
+            "--concurrency N.",
+            id="django_jobs.W007",
+        )
     ]
 
 

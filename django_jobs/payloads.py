@@ -24,6 +24,7 @@ from django_jobs.fidelity import as_stored, difference, flaw, is_lossless, unser
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 # What has to be looked at closely: an escaped NUL or surrogate, a whole number that may be beyond 64 bits.
 SUSPECT = re.compile(r"\\u0000|\\ud[89a-f]|\d{19}")
+_PUSH_OPTIONS = {"key", "delay", "scheduled_at", "priority", "queue", "organization_id", "by"}
 EXPONENT = re.compile(r"\de\+?\d")
 CONFIG = ConfigDict(
     extra="forbid",
@@ -176,7 +177,8 @@ class Schema:
     def _line(self, detail: ErrorDetails) -> str:
         path = "payload" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
         if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
-            return f"{path}: the handler has no such parameter{self._takes()}"
+            using = "; options of a push go into using(…)" if detail["loc"][0] in _PUSH_OPTIONS else ""
+            return f"{path}: the handler has no such parameter{self._takes()}{using}"
         # The type only: the value itself may be secret.
         kind = type(detail["input"])
         key = "; pass its key and fetch it in the handler" if issubclass(kind, Model | QuerySet) else ""

@@ -172,6 +172,25 @@ def test_a_job_whose_queue_is_not_served_is_warned_about(settings: Any) -> None:
     assert "--queues mail" in str(message.hint)
 
 
+def test_a_queue_that_is_not_served_is_told_once_for_all_its_jobs(settings: Any) -> None:
+    settings.DJANGO_JOBS = {"QUEUES": ["default"]}
+    job(name="shop.mail", queue="mail")(not_callable)
+    job(name="shop.news", queue="mail")(not_callable)
+
+    [message] = found()["django_jobs.W005"]
+
+    assert "shop.mail, shop.news" in message.msg
+
+
+def test_a_limit_that_nothing_enforces_yet_is_warned_about() -> None:
+    assert "django_jobs.W007" not in found()
+    job(name="shop.report", concurrency=1)(not_callable)
+
+    [message] = found()["django_jobs.W007"]
+
+    assert "shop.report" in message.msg
+
+
 @pytest.fixture
 def rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Callable[[bool], None]]:
     """Install another app that has a runjobs command, before or behind ours."""

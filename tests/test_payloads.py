@@ -97,6 +97,7 @@ def test_a_handler_without_parameters_has_the_empty_payload() -> None:
         ((), {}, "shop.sample: payload.order_id is missing"),
         ((), {"order_id": "x"}, r"payload.order_id: Input should be a valid integer.* \(got str\)"),
         ((), {"order_id": 1, "colour": 2}, r"payload.colour: the handler has no such parameter \(order_id, locale\)"),
+        ((), {"order_id": 1, "key": "k"}, r"no such parameter \(order_id, locale\); options of a push go into using"),
         ((1, "de", 3), {}, r"3 positional arguments; it takes at most 2 \(order_id, locale\)"),
         ((1,), {"order_id": 1}, "payload.order_id is given twice"),
         ((1, 2, 3), {"order_id": 1}, "3 positional arguments"),

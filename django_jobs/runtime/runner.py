@@ -21,7 +21,15 @@ from django_jobs.models import jobs_alias
 from django_jobs.runtime.once import run_once
 from django_jobs.runtime.parts import Parts, subscribed
 from django_jobs.runtime.requests import Request, Requests, StopNow
-from django_jobs.runtime.startup import DatabaseNotReady, Options, check_tables, one_line, wait_for_database, welcome
+from django_jobs.runtime.startup import (
+    DatabaseNotReady,
+    Options,
+    check_tables,
+    one_line,
+    refuse_transaction,
+    wait_for_database,
+    welcome,
+)
 from django_jobs.runtime.worker import Worker
 
 logger = logging.getLogger("django_jobs.runner")
@@ -77,7 +85,7 @@ class Runner:
     def run(self) -> int:
         """Run until asked to stop, or with `once` until nothing is left; return the exit code.
 
-        Raises DatabaseNotReady when there is no database to start with.
+        Raises DatabaseNotReady when there is no database to start with, UsageError inside a transaction.
         """
         started = time.monotonic()
         with self._requests.signals():
@@ -94,6 +102,7 @@ class Runner:
 
     def _prepare(self) -> Parts:
         """Find the database and make the parts; a signal may end this anywhere."""
+        refuse_transaction(self._using)
         wait_for_database(self._using, self._say)
         parts = Parts.make(
             self._options, using=self._using, beat=self._beat, on_recycle=self._on_recycle, on_death=self._on_death
@@ -152,6 +161,8 @@ class Runner:
     def _end(self, worker: Worker | None, request: Request) -> int:
         """Stop claiming, let runs end, hand back what is left, say goodbye; return the exit code."""
         (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
+        if worker is not None and (running := len(worker.running())):
+            logger.info("waiting up to %g s for what runs (%d); a second signal ends at once", self._drain, running)
         deadline = time.monotonic() + self._drain + AFTER_DRAIN
         with self._ended_by(deadline - 0.2):
             # All but the beat: a worker that drains is alive.

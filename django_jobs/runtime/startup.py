@@ -95,6 +95,15 @@ def _queue(name: str, option: str) -> str:
         raise UsageError(f"{option}: {error}") from error
 
 
+def refuse_transaction(using: str) -> None:
+    """Raise UsageError inside a transaction: threads have connections of their own, and would see none of its rows."""
+    if connections[using].in_atomic_block:
+        raise UsageError(
+            f"runjobs was called inside a transaction on the database {using!r}: its workers have connections of their "
+            "own and see only what is committed. Call it outside; in tests, use TransactionTestCase."
+        )
+
+
 def wait_for_database(using: str, say: Callable[[str], None], *, patience: float = PATIENCE) -> None:
     """Return once the database answers; raise DatabaseNotReady when it did not within `patience` seconds."""
     deadline = time.monotonic() + patience
@@ -106,7 +115,7 @@ def wait_for_database(using: str, say: Callable[[str], None], *, patience: float
         if time.monotonic() > deadline - 1:
             raise DatabaseNotReady(f"The database {using!r} cannot be reached: {fault}")
         if not told:
-            say(f"waiting for the database {using!r}: {fault}")
+            say(f"waiting for the database {using!r} for up to {patience:g} s: {fault}")
             told = True
         time.sleep(1)
 
@@ -170,6 +179,9 @@ def welcome(options: Options, using: str) -> list[str]:
         queues = "any" if options.queues is None else ", ".join(options.queues)
         without = f" except {', '.join(options.exclude)}" if options.exclude else ""
         lines.append(f"queues: {queues}{without}; slots: {options.concurrency}")
+        known = {job.queue for job in jobs}
+        if unused := sorted(set(options.served or ()) - known):
+            lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
     return [*lines, f"database: {using} ({connections[using].display_name}); {_wake_up(settings)}"]
 
 

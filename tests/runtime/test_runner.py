@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, transaction
 
 from django_jobs import clock, transitions
 from django_jobs.execution.liveness import Liveness
@@ -90,6 +90,10 @@ class TestStartup:
         assert time.monotonic() - began < 3
         assert len(said) == 1
         assert startup.PATIENCE < 55
+
+    def test_a_queue_that_no_job_declares_is_told_at_the_start(self) -> None:
+        lines = startup.welcome(Options.of(queues=["nonsense"]), "default")
+        assert any("no job here declares the queue nonsense; declared: default" in line for line in lines)
 
     def test_a_driver_that_hangs_is_given_up_on(self, monkeypatch: Any) -> None:
         from django.db.backends.base.base import BaseDatabaseWrapper
@@ -241,6 +245,11 @@ class TestConsole:
 
 @pytest.mark.django_db(transaction=True)
 class TestOnce:
+    def test_it_refuses_to_start_inside_a_transaction(self) -> None:
+        with transaction.atomic(), pytest.raises(UsageError, match=r"inside a transaction .* use TransactionTestCase"):
+            once()
+        assert not Worker.objects.exists()
+
     def test_it_runs_what_is_due_and_ends(self, ledger: Ledger) -> None:
         now = clock.now("default")
         rows = [jobs.mark.push(tag=str(number)) for number in range(25)]

@@ -100,7 +100,7 @@ class Command(BaseCommand):
             return runner.run()
         except DatabaseNotReady as error:
             raise CommandError(str(error), returncode=NO_DATABASE) from error
-        except ImproperlyConfigured as error:
+        except (UsageError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=USAGE) from error
 
     def _run_reporting(self, runner: Runner) -> int:
