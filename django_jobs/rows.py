@@ -12,7 +12,7 @@ from django.db.models.base import ModelState
 from django.db.models.expressions import Col
 
 from django_jobs.conf import get_settings
-from django_jobs.fields import StrictJSONEncoder, UTCDateTimeField, to_database
+from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, to_database
 from django_jobs.models import JobExecution, Worker
 
 if TYPE_CHECKING:
@@ -29,13 +29,20 @@ READ: Fields = tuple(
     field for field in JobExecution._meta.concrete_fields if field.attname not in {"logs", "result", "progress"}
 )
 # Without what the claim has just written itself, or no run reads.
-_WRITTEN = {"hinted_at", "status", "worker_id", "started_at", "updated_at", "completed_at"}
+_WRITTEN = {"hinted_at", "created_at", "status", "worker_id", "started_at", "updated_at", "completed_at"}
 CLAIMED: Fields = tuple(field for field in READ if field.attname not in _WRITTEN)
+
+
+_columns: dict[tuple[str, int, str], str] = {}
 
 
 def columns(connection: BaseDatabaseWrapper, fields: Fields, prefix: str = "") -> str:
     """Return fields as a SQL list of columns, each quoted."""
-    return ", ".join(prefix + connection.ops.quote_name(field.column) for field in fields)
+    # By count: there are two sets of fields, and hashing one costs more than joining it.
+    known = (connection.vendor, len(fields), prefix)
+    if known not in _columns:
+        _columns[known] = ", ".join(prefix + connection.ops.quote_name(field.column) for field in fields)
+    return _columns[known]
 
 
 @lru_cache(maxsize=32)
@@ -48,11 +55,21 @@ def _plan(
     ready: tuple[type, ...] = (UTCDateTimeField,) if connection.vendor == "postgresql" and use_tz else ()
     converters = []
     for position, field in enumerate(fields):
+        if isinstance(field, StrictJSONField):
+            converters.append((position, [_json]))
+            continue
         steps = connection.ops.get_db_converters(Col(TABLE, field)) + field.get_db_converters(connection)
         if steps and not isinstance(field, ready):
             converters.append((position, steps))
     names = [field.attname for field in fields]
     return names, names.index("payload"), converters
+
+
+def _json(value: str | None, expression: Any, connection: Any) -> Any:
+    """Read JSON text, as all databases give it; most of ours is empty."""
+    if value == "{}":
+        return {}
+    return [] if value == "[]" else None if value is None else json.loads(value)
 
 
 def executions(

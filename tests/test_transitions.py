@@ -146,7 +146,7 @@ def test_a_claimed_row_is_what_the_table_holds(now: datetime, worker: Worker) ->
     found = JobExecution.objects.get()
     loaded = claimed.get_deferred_fields()
     # The large columns of earlier attempts are not read; they come when somebody asks.
-    assert loaded == {"logs", "result", "progress", "hinted_at"}
+    assert loaded == {"logs", "result", "progress", "hinted_at", "created_at"}
     for field in JobExecution._meta.concrete_fields:
         assert getattr(claimed, field.attname) == getattr(found, field.attname), field.attname
     assert claimed._state.db == "default" and not claimed._state.adding
