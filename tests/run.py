@@ -105,7 +105,9 @@ def main() -> int:
     parser.add_argument("pytest", nargs="*", metavar="PYTEST_ARGUMENT", help="after --: passed on to pytest")
     options = parser.parse_args()
     engines = options.engine or list(ENGINES)
-    pytest_args = ["-m", "slow" if options.slow else "not slow", *options.pytest]
+    # The slow cases mostly wait: two processes wait at once.
+    chosen = ["-m", "slow", "-n", "2", "--dist", "loadfile"] if options.slow else ["-m", "not slow"]
+    pytest_args = [*chosen, *options.pytest]
     show = len(engines) == 1
     LOGS.mkdir(exist_ok=True)
     results: dict[str, Result] = {}

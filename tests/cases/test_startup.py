@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import django
 import pytest
 
 from tests.support import ROOT
@@ -26,11 +27,12 @@ execute_from_command_line(sys.argv)
 """
 
 
+# From Django 6.1 on its own checks ask the database what it supports, whatever apps are installed.
+ASKING = [] if django.VERSION >= (6, 1) else ["check", "makemigrations django_jobs --check --dry-run"]
+
+
 @pytest.mark.sqlite
-@pytest.mark.parametrize(
-    "command",
-    ["check", "makemigrations django_jobs --check --dry-run", "shell -c pass", "help runjobs"],
-)
+@pytest.mark.parametrize("command", [*ASKING, "shell -c pass", "help runjobs"])
 def test_a_projects_commands_need_no_database(command: str) -> None:
     """Access to the database in ready() or at import: warnings, a broken migrate, tests that touch real data.
 
