@@ -1,4 +1,4 @@
-"""What DESIGN promises, kept by real processes that are killed, frozen, asked to stop or cut off."""
+"""What is promised, kept by real processes that are killed, frozen, asked to stop or cut off."""
 
 from __future__ import annotations
 
