@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from queue import SimpleQueue
 from uuid import UUID
 
@@ -60,6 +61,7 @@ class Pool:
         self._threads: dict[int, threading.Thread] = {}
         self._sync_active = 0
         self._abandoned = 0
+        self._is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
         # Which loop an async run is on.
         self._loops: dict[UUID, asyncio.AbstractEventLoop] = {}
@@ -134,6 +136,7 @@ class Pool:
 
     def interrupt_all(self, give_up_at: float) -> None:
         """Begin the ladder for everything that runs, since the process shuts down; the last is given up then."""
+        self._is_ending = True
         self._interrupter.shutdown(give_up_at=give_up_at)
 
     def stop(self, timeout: float = 1.0) -> None:
@@ -250,12 +253,19 @@ class Pool:
         # Before the slot is free: where the process begins anew, nothing is to start in it any more.
         self._on_recycle(self._abandoned < self.slots)
         self._end(run, outcome)
-        if loop is not None and not _answers(loop):
-            for other in [other for other in self._active.values() if self._loops.get(other.execution.pk) is loop]:
-                outcome = given_up(other)
-                if other.gate.abandon():
-                    self._interrupter.unregister(other)
-                    self._end(other, outcome)
+        # At the end of the process each of its runs is given up by itself.
+        if loop is not None and not self._is_ending:
+            start_thread(partial(self._give_up_if_blocked, loop), name="loop check")
+
+    def _give_up_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give up every run of a loop that does not turn any more; in a thread of its own, since asking takes time."""
+        if _answers(loop):
+            return
+        for run in [run for run in list(self._active.values()) if self._loops.get(run.execution.pk) is loop]:
+            outcome = given_up(run)
+            if run.gate.abandon():
+                self._interrupter.unregister(run)
+                self._end(run, outcome)
 
 
 def _answers(loop: asyncio.AbstractEventLoop) -> bool:

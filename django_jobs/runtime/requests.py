@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A signal that comes between Python's last look for signals and the wait in C is seen only when that wait is over.
+LOOK_EVERY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,13 @@ class Requests:
 
     def wait(self, timeout: float | None) -> Request | None:
         """Return the first request, waiting for it up to `timeout` seconds; None for ever."""
-        if self._first is None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._first is None:
+            left = LOOK_EVERY if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK_EVERY)
             with contextlib.suppress(Empty):
-                self._first = self._queue.get(timeout=None if timeout is None else max(timeout, 0.0))
+                self._first = self._queue.get(timeout=left)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
         return self._first
 
     def overrides(self) -> Request | None:
