@@ -341,6 +341,22 @@ def test_a_claim_reads_no_more_when_there_are_more_finished_and_future_rows() ->
     assert pages_read() <= few * 1.5
 
 
+@pytest.mark.postgres
+def test_a_claim_of_many_rows_goes_by_its_index_beside_the_history_of_other_jobs() -> None:
+    """Taken for unrelated, job and status promise next to no rows: then all that is pending is fetched and sorted."""
+    with connection.cursor() as cursor:
+        names = [field.column for field in JobExecution._meta.concrete_fields if not field.primary_key]
+        into = ", ".join(map(connection.ops.quote_name, names))
+        values = ", ".join("'acc.history'" if name == "job_name" else connection.ops.quote_name(name) for name in names)
+        cursor.execute(
+            f"INSERT INTO django_jobs_jobexecution (id, {into}) "
+            f"SELECT gen_random_uuid(), {values} FROM django_jobs_jobexecution, generate_series(1, 5) "
+            "WHERE status = 'ok' AND active_key IS NULL"
+        )
+        cursor.execute("ANALYZE django_jobs_jobexecution")
+    goes_by(claim_plan(limit=100), "django_jobs_claim")
+
+
 @pytest.mark.mysql
 def test_a_claim_locks_no_more_than_it_may_take() -> None:
     """InnoDB locks what a statement reads: a claim that reads a thousand rows blocks all other workers."""
