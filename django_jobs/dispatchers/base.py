@@ -14,6 +14,9 @@ class Subscription(Protocol):
     def close(self) -> None:
         """Stop the calls; safe to repeat, and from any thread."""
 
+    def problem(self) -> str | None:
+        """Return in one line, without secrets, why no wake-ups come now; None while they do. Asks nobody."""
+
 
 class Dispatcher(ABC):
     """Carries hints from processes that push to processes that run jobs.
@@ -42,14 +45,25 @@ class Dispatcher(ABC):
         queues: Collection[str] | None,
         wake: Callable[[], None],
         look: Callable[[], None] | None = None,
+        wanted: Callable[[], int] | None = None,
+        *,
+        exclude: Collection[str] = (),
     ) -> Subscription:
-        """Have `wake` called when a hint for one of `queues` (None: any) comes, and `look` at a cancel hint.
+        """Have `wake` called when a hint for one of `queues` (None: any but `exclude`) comes, `look` at a cancel hint.
 
         Both are called from any thread, also from the one that pushes; they set an event and return. One call may stand
         for many hints, and calls without a reason are allowed. A dispatcher that cannot wake anybody returns a
         subscription that never calls.
+
+        `wanted` tells how many rows the subscriber could start now, 0 while it is full (None: any number). It answers
+        at once and from any thread. A dispatcher whose hint reaches one subscriber only takes no more than that many
+        from its queue, and leaves the rest to others.
         """
         return _Silent()
+
+    def describe(self) -> str:
+        """Return how workers learn of new rows: one phrase without secrets, for the lines that runjobs starts with."""
+        return self.kind
 
     def close(self) -> None:
         """Let go of connections and threads; called when the settings name another dispatcher. Safe to repeat."""
@@ -58,3 +72,6 @@ class Dispatcher(ABC):
 class _Silent:
     def close(self) -> None:
         """Nothing was opened."""
+
+    def problem(self) -> str | None:
+        return None

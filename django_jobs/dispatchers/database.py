@@ -29,7 +29,7 @@ class DatabaseDispatcher(Dispatcher):
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
         """Wake the workers of this process that serve the queue."""
         for subscription in self._in_this_process():
-            if subscription.queues is None or queue in subscription.queues:
+            if subscription.serves(queue):
                 _call(subscription.wake)
 
     def cancel_hint(self, ids: Sequence[UUID]) -> None:
@@ -43,10 +43,15 @@ class DatabaseDispatcher(Dispatcher):
         queues: Collection[str] | None,
         wake: Callable[[], None],
         look: Callable[[], None] | None = None,
+        wanted: Callable[[], int] | None = None,
+        *,
+        exclude: Collection[str] = (),
     ) -> _Subscription:
-        """See Dispatcher.subscribe()."""
+        """See Dispatcher.subscribe(); a hint reaches everybody, so what anybody wants does not matter."""
         self._in_this_process()
-        subscription = _Subscription(self, None if queues is None else frozenset(queues), wake, look)
+        subscription = _Subscription(
+            self, wake, look, queues=None if queues is None else frozenset(queues), exclude=frozenset(exclude)
+        )
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
@@ -69,19 +74,29 @@ class DatabaseDispatcher(Dispatcher):
 
 
 class _Subscription:
-    __slots__ = ("_dispatcher", "look", "queues", "wake")
+    __slots__ = ("_dispatcher", "_exclude", "_queues", "look", "wake")
 
     def __init__(
         self,
         dispatcher: DatabaseDispatcher,
-        queues: frozenset[str] | None,
         wake: Callable[[], None],
         look: Callable[[], None] | None,
+        *,
+        queues: frozenset[str] | None,
+        exclude: frozenset[str],
     ) -> None:
-        self._dispatcher, self.queues, self.wake, self.look = dispatcher, queues, wake, look
+        self._dispatcher, self.wake, self.look = dispatcher, wake, look
+        self._queues, self._exclude = queues, exclude
+
+    def serves(self, queue: str) -> bool:
+        return queue not in self._exclude and (self._queues is None or queue in self._queues)
 
     def close(self) -> None:
         self._dispatcher.unsubscribe(self)
+
+    def problem(self) -> str | None:
+        # Nothing lies between this process and itself.
+        return None
 
 
 def _call(callback: Callable[[], None]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from django_jobs import dispatchers, registry
+from django_jobs.dispatchers import Subscription
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import Tick
 from django_jobs.runtime.rescue import Rescue
@@ -89,13 +90,15 @@ class Parts:
 
 
 @contextlib.contextmanager
-def subscribed(worker: Worker | None, queues: Sequence[str] | None) -> Iterator[None]:
+def subscribed(worker: Worker | None, options: Options) -> Iterator[Subscription | None]:
     """Have the dispatcher wake the worker while the block runs."""
     if worker is None:
-        yield
+        yield None
         return
-    subscription = dispatchers.get_dispatcher().subscribe(queues, worker.wake, worker.look)
+    subscription = dispatchers.get_dispatcher().subscribe(
+        options.served, worker.wake, worker.look, worker.wanted, exclude=options.exclude
+    )
     try:
-        yield
+        yield subscription
     finally:
         subscription.close()

@@ -121,7 +121,7 @@ class Runner:
 
     def _work(self, parts: Parts, end: float | None) -> int:
         self._loop("beat", self._beat)
-        with subscribed(parts.worker, self._options.served):
+        with subscribed(parts.worker, self._options):
             if self._options.once:
                 request = self._run_once(parts, end)
             else:

@@ -186,5 +186,4 @@ def welcome(options: Options, using: str) -> list[str]:
 
 
 def _wake_up(settings: Settings) -> str:
-    kind = dispatchers.get_dispatcher().kind
-    return f"wake-up: {kind}, and a look every {settings.poll_interval:g} s"
+    return f"wake-up: {dispatchers.get_dispatcher().describe()}, and a look every {settings.poll_interval:g} s"

@@ -54,7 +54,9 @@ class Worker:
         concurrency: int,
         using: str,
         pauses: Pauses | None = None,
+        max_jobs: int | None = None,
         on_recycle: Callable[[bool], None] = lambda usable: None,
+        on_spent: Callable[[], None] = lambda: None,
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._liveness = liveness
@@ -62,6 +64,8 @@ class Worker:
         self._exclude = frozenset(exclude)
         self._using = using
         self._pauses = pauses or Pauses()
+        self._max_jobs = max_jobs
+        self._on_spent = on_spent
         self._claiming = True
         self._hungry = True
         self._delay = FIRST_LOOK
@@ -99,11 +103,18 @@ class Worker:
         """Look for cancel marks now; safe from any thread."""
         self._loops[1].wake()
 
+    def wanted(self) -> int:
+        """Return how many rows it would claim now: 0 while it is full, congested, spent or ending; from any thread."""
+        if not self._claiming or self._finisher.is_congested or self._announcer.is_congested:
+            return 0
+        free = self._pool.free if self._max_jobs is None else min(self._pool.free, self._max_jobs - self.claimed)
+        return max(free, 0)
+
     def tick(self, now: datetime | None = None) -> float:
         """Claim once for the slots that are free; return when to look again."""
         settings = get_settings()
-        free = self._pool.free
-        if not self._claiming or free <= 0 or self._finisher.is_congested or self._announcer.is_congested:
+        free = self.wanted()
+        if not free:
             # A slot that becomes free wakes this loop.
             return settings.poll_interval
         claimed = self.claim(free, now)
@@ -112,6 +123,8 @@ class Worker:
             self._delay = FIRST_LOOK
             self._hungry = len(claimed) < free
             self._pool.submit(claimed)
+            if self.claimed == self._max_jobs:
+                self._on_spent()
             return 0.0
         if not self._hungry:
             self._hungry = True

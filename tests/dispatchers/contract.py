@@ -27,6 +27,10 @@ class DispatcherContract:
     def test_its_kind_is_a_word(self, dispatcher: Dispatcher) -> None:
         assert dispatcher.kind.isidentifier()
 
+    def test_it_tells_in_one_line_how_workers_learn_of_rows(self, dispatcher: Dispatcher) -> None:
+        assert dispatcher.describe().strip()
+        assert "\n" not in dispatcher.describe()
+
     def test_a_hint_may_be_about_rows_that_are_gone_or_about_none(self, dispatcher: Dispatcher) -> None:
         dispatcher.hint("default", [uuid7()])
         dispatcher.hint("default", [])
@@ -56,6 +60,40 @@ class DispatcherContract:
         finally:
             first.close()
             second.close()
+
+    def test_a_worker_for_any_queue_but_one_is_not_woken_for_that_one(self, dispatcher: Dispatcher) -> None:
+        calls: list[str] = []
+        woken = threading.Event()
+        without = dispatcher.subscribe(None, lambda: calls.append("wake"), exclude=["mail"])
+        named = dispatcher.subscribe(["mail"], woken.set)
+        try:
+            # What wakes it when it starts is no hint.
+            if self.wakes:
+                dispatcher.hint("other", [uuid7()])
+                wait_for(lambda: calls, 5, "the subscription for any other queue is called")
+            calls.clear()
+            dispatcher.hint("mail", [uuid7()])
+            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+            assert calls == []
+        finally:
+            without.close()
+            named.close()
+
+    def test_a_worker_that_tells_what_it_wants_is_woken_too(self, dispatcher: Dispatcher) -> None:
+        woken = threading.Event()
+        subscription = dispatcher.subscribe(["mail"], woken.set, None, lambda: 3)
+        try:
+            dispatcher.hint("mail", [uuid7() for _ in range(5)])
+            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+        finally:
+            subscription.close()
+
+    def test_a_subscription_that_works_has_no_problem(self, dispatcher: Dispatcher) -> None:
+        subscription = dispatcher.subscribe(None, lambda: None)
+        try:
+            wait_for(lambda: subscription.problem() is None, 5, "wake-ups come")
+        finally:
+            subscription.close()
 
     def test_a_cancel_hint_makes_the_workers_look(self, dispatcher: Dispatcher) -> None:
         looked = threading.Event()
