@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
@@ -74,6 +75,8 @@ class Loop:
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._told: set[str] = set()
+        # When the next tick is to begin, or the one under way began.
+        self._due_at = time.monotonic()
 
     def start(self) -> None:
         """Start the thread."""
@@ -100,10 +103,22 @@ class Loop:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopped.is_set()
+
+    @property
+    def overdue(self) -> float:
+        """For how many seconds a tick has been under way, or should have been; 0.0 while it waits for the next one."""
+        return max(time.monotonic() - self._due_at, 0.0)
+
     def _run(self) -> None:
         while not self._stopped.is_set():
             self._wake.clear()
+            self._due_at = time.monotonic()
             delay = self._once()
+            self._due_at = time.monotonic() + delay
             if self._stopped.is_set():
                 return
             if delay > IDLE_CONNECTION:

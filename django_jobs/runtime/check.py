@@ -1,0 +1,41 @@
+"""Ask the table whether somebody works, as `runjobs --check` does; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.db import Error
+
+from django_jobs import clock
+from django_jobs.conf import get_settings
+from django_jobs.models import Worker, jobs_alias
+from django_jobs.runtime.fleet import WORKER_ROLE
+from django_jobs.runtime.startup import DatabaseNotReady, check_tables, one_line, wait_for_database
+
+# A probe has little time, and comes again.
+PATIENCE = 3.0
+LIMIT = 10_000
+
+
+def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
+    """Return what no live process does of what was asked for: each role, each queue; with neither, anything at all.
+
+    A process is live while its last beat is at most WORKER_LOST_AFTER old by the database's clock. Raises
+    DatabaseNotReady when that cannot be asked within PATIENCE seconds.
+    """
+    using = jobs_alias()
+    wait_for_database(using, lambda line: None, patience=PATIENCE)
+    try:
+        check_tables(using)
+        fresh = Worker.objects.using(using).fresh(clock.now(using), get_settings().worker_lost_after)
+        live = list(fresh.values_list("roles", "queues")[:LIMIT])
+    except Error as error:
+        raise DatabaseNotReady(f"The database {using!r} failed: {one_line(error)}") from error
+    if not live:
+        return ["process of any role"]
+    found = [f"process with the role {role}" for role in roles if not any(role in own for own, _ in live)]
+    served = [names for own, names in live if WORKER_ROLE in own]
+    if None not in served:
+        known = {name for names in served for name in names}
+        found += [f"worker that serves the queue {name}" for name in queues if name not in known]
+    return found
