@@ -1,4 +1,4 @@
-"""Claim rows for free slots, run them in the pool and have their ends written: the worker role of runjobs."""
+"""Claim rows for the free slots of an engine, best first: the worker role of runjobs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from uuid import UUID
 
 from django_jobs import clock, registry, transitions
 from django_jobs.conf import get_settings
-from django_jobs.execution.announcer import Announcer
-from django_jobs.execution.endings import recorder, settler
-from django_jobs.execution.finisher import Finisher
-from django_jobs.execution.liveness import Liveness, Watch
-from django_jobs.execution.pool import Pool
+from django_jobs.execution.engine import Engine
+from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
@@ -43,7 +40,7 @@ class Pauses:
 
 
 class Worker:
-    """The worker role: one thread claims, slots run, one thread writes; never more rows than free slots are taken."""
+    """The worker role: one thread claims for an engine; never more rows than free slots are taken."""
 
     def __init__(
         self,
@@ -67,48 +64,33 @@ class Worker:
         self._max_jobs = max_jobs
         self._on_spent = on_spent
         self._claiming = True
-        self._hungry = True
         self._delay = FIRST_LOOK
-        self._announcer = Announcer(on_death=on_death)
-        self._finisher = Finisher(using=using, tell=self._announcer.tell, is_quiet=self._is_quiet, on_death=on_death)
-        self._pool = Pool(
-            concurrency,
-            on_ended=self._finisher.put,
-            on_free=self.wake,
-            on_recycle=on_recycle,
-            on_death=on_death,
+        self._engine = Engine(
+            concurrency, liveness=liveness, using=using, on_free=self.wake, on_recycle=on_recycle, on_death=on_death
         )
-        self._watch = Watch(liveness, self)
-        self._loops = [
-            Loop(self.tick, name="claim", on_death=on_death),
-            Loop(self._watch.tick, name="watch", on_death=on_death),
-        ]
+        self._loop = Loop(self.tick, name="claim", on_death=on_death)
         self.claimed = 0
-        liveness.on_lost = self._pool.lose_all
 
     def start(self) -> None:
         """Start claiming."""
-        self._announcer.start()
-        self._finisher.start()
-        self._pool.start()
-        for loop in self._loops:
-            loop.start()
+        self._engine.start()
+        self._loop.start()
 
     def wake(self) -> None:
         """Look for work now; safe from any thread."""
         self._delay = FIRST_LOOK
-        self._loops[0].wake()
+        self._loop.wake()
 
     def look(self) -> None:
         """Look for cancel marks now; safe from any thread."""
-        self._loops[1].wake()
+        self._engine.look()
 
     def wanted(self) -> int:
         """Return how many rows it would claim now: 0 while it is full, congested, spent or ending; from any thread."""
-        if not self._claiming or self._finisher.is_congested or self._announcer.is_congested:
+        if not self._claiming:
             return 0
-        free = self._pool.free if self._max_jobs is None else min(self._pool.free, self._max_jobs - self.claimed)
-        return max(free, 0)
+        room = self._engine.room
+        return room if self._max_jobs is None else min(room, self._max_jobs - self.claimed)
 
     def tick(self, now: datetime | None = None) -> float:
         """Claim once for the slots that are free; return when to look again."""
@@ -121,19 +103,19 @@ class Worker:
         if claimed:
             self.claimed += len(claimed)
             self._delay = FIRST_LOOK
-            self._hungry = len(claimed) < free
-            self._pool.submit(claimed)
+            self._engine.is_hungry = len(claimed) < free
+            self._engine.submit(claimed)
             if self.claimed == self._max_jobs:
                 self._on_spent()
             return 0.0
-        if not self._hungry:
-            self._hungry = True
-            if self._pool.is_idle:
-                self._finisher.hurry()
+        if not self._engine.is_hungry:
+            self._engine.is_hungry = True
+            if not self._engine.running():
+                self._engine.hurry()
         self._delay = min(self._delay * 2, settings.poll_interval)
         return self._delay * random.uniform(0.8, 1.0)
 
-    def claim(self, limit: int, now: datetime | None = None) -> list[Run]:
+    def claim(self, limit: int, now: datetime | None = None) -> list[JobExecution]:
         """Take up to `limit` rows, best first over all queues this worker serves."""
         names = sorted(registry.names() - set(self._pauses.jobs()))
         queues = self.served_queues()
@@ -159,7 +141,7 @@ class Worker:
             if not taken or bound is None:
                 # Other workers were faster there, or all that this queue had is taken.
                 queues.remove(queue)
-        return [self._run_of(row) for row in rows]
+        return rows
 
     def served_queues(self) -> list[str]:
         """Return the queues to claim from now: those named, or any that a job declares or that holds pending rows."""
@@ -185,76 +167,33 @@ class Worker:
             return None, None
         return heads[0][2], heads[1][0] if len(heads) > 1 else None
 
-    def _run_of(self, row: JobExecution) -> Run:
-        job = registry.get(row.job_name)
-        run = Run(row, job, worker=self._liveness.label)
-        if job.atomic:
-            run.finish_inside = recorder(run, self._using)
-            run.settle = settler(run, self._using)
-        return run
-
-    def _is_quiet(self) -> bool:
-        """Whether no more ends are to be expected soon, so that waiting for a fuller batch is in vain."""
-        return self._hungry and len(self._pool.running()) <= 1
-
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs, nothing is unwritten and the last look found nothing."""
-        return self._hungry and self._pool.is_idle and self._finisher.is_idle
+        return self._engine.is_hungry and self._engine.is_idle
 
     def running(self) -> Mapping[UUID, Run]:
         """Runs in slots, by execution id."""
-        return self._pool.running()
-
-    def owned(self) -> list[UUID]:
-        """Every execution this process holds: in a slot, or ended and not written yet."""
-        # In this order: a run moves from the pool to the finisher.
-        return [*self._pool.running(), *self._finisher.unwritten()]
-
-    def unstored(self) -> set[UUID]:
-        """Executions whose handlers ended here, and whose ends could not be stored."""
-        return self._finisher.unstored
-
-    def cancel(self, run: Run) -> None:
-        """Tell a run that its cancel was asked for."""
-        self._pool.cancel(run)
-
-    def lost(self, run: Run) -> None:
-        """Tell a run that its row is somebody else's."""
-        self._pool.lost(run)
+        return self._engine.running()
 
     def stop_claiming(self) -> None:
         """Start nothing new; what runs goes on."""
         self._claiming = False
-        self._loops[0].stop()
-        self._hungry = True
-        self._finisher.hurry()
+        self._loop.stop()
+        self._engine.is_hungry = True
+        self._engine.hurry()
 
     def drain(self, timeout: float) -> bool:
         """Stop claiming and wait for what runs; return whether all of it ended and was written in time."""
         deadline = time.monotonic() + timeout
         self.stop_claiming()
-        # A claim that is under way may still bring rows: until it is over, an idle pool means nothing.
-        self._loops[0].join(timeout)
-        return self._wait_idle(deadline)
+        # A claim that is under way may still bring rows: until it is over, an idle engine means nothing.
+        self._loop.join(timeout)
+        return self._engine.wait_idle(deadline)
 
     def shutdown(self, deadline: float) -> bool:
         """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`."""
         self.stop_claiming()
-        if not self._pool.is_idle:
-            self._pool.interrupt_all(give_up_at=deadline - 2)
-            self._wait_idle(deadline - 1)
-        for loop in self._loops:
-            loop.stop()
-        written = self._finisher.stop(max(deadline - time.monotonic(), 0.1))
-        self._announcer.stop(max(deadline - time.monotonic(), 0.1))
-        self._pool.stop()
-        for loop in self._loops:
-            loop.join(max(deadline - time.monotonic(), 0.1))
+        written = self._engine.shutdown(deadline)
+        self._loop.join(max(deadline - time.monotonic(), 0.1))
         return written
-
-    def _wait_idle(self, deadline: float) -> bool:
-        while not self.is_idle and time.monotonic() < deadline:
-            self._finisher.hurry()
-            time.sleep(0.01)
-        return self.is_idle

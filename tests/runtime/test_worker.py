@@ -324,7 +324,7 @@ def test_slow_receivers_hold_up_claims_and_no_memory(monkeypatch: pytest.MonkeyP
             # More than are told in one go.
             fining.push_many([{}] * 500)
             wait_for(lambda: started, 10, "the receiver is busy")
-            wait_for(lambda: worker._announcer.is_congested, 10, "runs wait for the receiver")
+            wait_for(lambda: worker._engine.room == 0, 10, "runs wait for the receiver")
             assert JobExecution.objects.pending().exists()
             release.set()
             wait_for(lambda: worker.claimed == 500 and worker.is_idle, 20, "all ran")

@@ -1,0 +1,130 @@
+"""Run claimed rows from slot to written end; fed by the worker role of runjobs and by processes in direct mode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
+
+from django_jobs import registry
+from django_jobs.execution.announcer import Announcer
+from django_jobs.execution.endings import recorder, settler
+from django_jobs.execution.finisher import Finisher
+from django_jobs.execution.liveness import Liveness, Watch
+from django_jobs.execution.pool import Pool
+from django_jobs.execution.run import Run
+from django_jobs.loop import Loop, OnDeath
+from django_jobs.models import JobExecution
+
+
+class Engine:
+    """Slots run, one thread writes, one tells receivers, one watches over the rows; who feeds it claims for `room`.
+
+    `on_free` is called when it has room again after it was full; `on_recycle` as the Pool has it.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        liveness: Liveness,
+        using: str,
+        on_free: Callable[[], None],
+        on_recycle: Callable[[bool], None] = lambda usable: None,
+        on_death: OnDeath | None = None,
+    ) -> None:
+        self._liveness = liveness
+        self._using = using
+        # Did the last claim find less than there was room for? Set by who feeds this.
+        self.is_hungry = True
+        self._announcer = Announcer(on_death=on_death)
+        self._finisher = Finisher(using=using, tell=self._announcer.tell, is_quiet=self._is_quiet, on_death=on_death)
+        self._pool = Pool(slots, on_ended=self._finisher.put, on_free=on_free, on_recycle=on_recycle, on_death=on_death)
+        self._watch = Loop(Watch(liveness, self).tick, name="watch", on_death=on_death)
+        liveness.on_lost = self._pool.lose_all
+
+    def start(self) -> None:
+        """Start the threads; slots start when they are first needed."""
+        self._announcer.start()
+        self._finisher.start()
+        self._pool.start()
+        self._watch.start()
+
+    @property
+    def room(self) -> int:
+        """How many more rows may be claimed now: none while ends, or receivers of signals, lag far behind."""
+        if self._finisher.is_congested or self._announcer.is_congested:
+            return 0
+        return max(self._pool.free, 0)
+
+    def submit(self, rows: Sequence[JobExecution]) -> None:
+        """Run rows that were just claimed, of which there are at most `room`; see Pool.submit()."""
+        self._pool.submit([self._run_of(row) for row in rows])
+
+    def look(self) -> None:
+        """Look for cancel marks now; safe from any thread."""
+        self._watch.wake()
+
+    def hurry(self) -> None:
+        """Write what ended without waiting for more."""
+        self._finisher.hurry()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and nothing is unwritten."""
+        return self._pool.is_idle and self._finisher.is_idle
+
+    def running(self) -> Mapping[UUID, Run]:
+        """Runs in slots, by execution id."""
+        return self._pool.running()
+
+    def owned(self) -> list[UUID]:
+        """Every execution this process holds: in a slot, or ended and not written yet."""
+        # In this order: a run moves from the pool to the finisher.
+        return [*self._pool.running(), *self._finisher.unwritten()]
+
+    def unstored(self) -> set[UUID]:
+        """Executions whose handlers ended here, and whose ends could not be stored."""
+        return self._finisher.unstored
+
+    def cancel(self, run: Run) -> None:
+        """Tell a run that its cancel was asked for."""
+        self._pool.cancel(run)
+
+    def lost(self, run: Run) -> None:
+        """Tell a run that its row is somebody else's."""
+        self._pool.lost(run)
+
+    def wait_idle(self, deadline: float) -> bool:
+        """Wait for what runs until the monotonic `deadline`; return whether all of it ended and was written."""
+        while not self.is_idle and time.monotonic() < deadline:
+            self._finisher.hurry()
+            time.sleep(0.01)
+        return self.is_idle
+
+    def shutdown(self, deadline: float) -> bool:
+        """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`.
+
+        Return whether all ends were written. What is submitted meanwhile is stopped as well.
+        """
+        if not self._pool.is_idle:
+            self._pool.interrupt_all(give_up_at=deadline - 2)
+            self.wait_idle(deadline - 1)
+        self._watch.stop()
+        written = self._finisher.stop(max(deadline - time.monotonic(), 0.1))
+        self._announcer.stop(max(deadline - time.monotonic(), 0.1))
+        self._pool.stop()
+        self._watch.join(max(deadline - time.monotonic(), 0.1))
+        return written
+
+    def _run_of(self, row: JobExecution) -> Run:
+        job = registry.get(row.job_name)
+        run = Run(row, job, worker=self._liveness.label)
+        if job.atomic:
+            run.finish_inside = recorder(run, self._using)
+            run.settle = settler(run, self._using)
+        return run
+
+    def _is_quiet(self) -> bool:
+        """Whether no more ends are to be expected soon, so that waiting for a fuller batch is in vain."""
+        return self.is_hungry and len(self._pool.running()) <= 1
