@@ -22,15 +22,17 @@ from django_jobs.schedules import configured
 
 TAG = "django_jobs"
 Apps = Sequence[AppConfig] | None
+# Ninety-six bits, if it was made by chance of 64 letters.
+SECRET_LENGTH = 16
 
 
 @checks.register(TAG)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 to E005: what `DJANGO_JOBS` says cannot be used."""
+    """E001 to E005, W008: what `DJANGO_JOBS` says cannot be used, or only badly."""
     hint = "Correct DJANGO_JOBS in the settings; runjobs does not start with this."
     if found := problems(raw_settings()):
         return [checks.Error(text, hint=hint, id="django_jobs.E001") for text in found]
-    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry()]
+    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret()]
 
 
 def _middleware() -> list[CheckMessage]:
@@ -102,6 +104,26 @@ def _default_retry() -> list[CheckMessage]:
             )
         ]
     return []
+
+
+def _cron_secret() -> list[CheckMessage]:
+    secret = get_settings().cron_secret
+    if secret is None:
+        return []
+    faults = {
+        f"has fewer than {SECRET_LENGTH} characters, and can be guessed": len(secret) < SECRET_LENGTH,
+        "has characters that many clients cannot send in a header": not (secret.isascii() and secret.isprintable()),
+        "begins or ends with white space, which no header keeps": secret != secret.strip(),
+    }
+    return [
+        checks.Warning(
+            f"DJANGO_JOBS['CRON_SECRET'] {fault}.",
+            hint='Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"',
+            id="django_jobs.W008",
+        )
+        for fault, found in faults.items()
+        if found
+    ]
 
 
 @checks.register(TAG)

@@ -118,6 +118,14 @@ def _optional_duration(key: str, value: Any) -> float | None:
     return None if value is None else (_duration(key, value, zero=True) or None)
 
 
+def _secret(key: str, value: Any) -> str | None:
+    # Not shown: what is wrong with a secret may still be most of it.
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        found = "blank" if isinstance(value, str) else f"of type {type(value).__name__}"
+        raise ValueError(f"{key} is {found}; expected None or a non-empty string.")
+    return value
+
+
 def _middleware(key: str, value: Any) -> tuple[str | Callable[..., Any], ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) or callable(item) for item in value):
         raise ValueError(f"{key} is {value!r}; expected a list of callables or dotted paths.")
@@ -167,7 +175,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "LOG_MAX_ENTRIES": _positive,
     "MIDDLEWARE": _middleware,
     "PAYLOAD_MAX_BYTES": _positive,
-    "CRON_SECRET": lambda key, value: None if value is None else _text(key, value),
+    "CRON_SECRET": _secret,
 }
 
 
@@ -197,7 +205,7 @@ class Settings:
     log_max_entries: int
     middleware: tuple[str | Callable[..., Any], ...]
     payload_max_bytes: int
-    cron_secret: str | None
+    cron_secret: str | None = field(repr=False)
     time_zone: str
     use_tz: bool
     debug: bool

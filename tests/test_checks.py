@@ -12,6 +12,7 @@ from django.db import connections
 
 from django_jobs import Retry, job, registry
 from django_jobs.checks import check_character_set
+from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, jobs_alias
 
 
@@ -35,6 +36,9 @@ def not_callable() -> None: ...
 middleware_value = 3
 
 
+@pytest.mark.sqlite
+@pytest.mark.postgres
+@pytest.mark.mysql
 def test_good_settings_and_jobs_bring_no_message(settings: Any) -> None:
     settings.DJANGO_JOBS = {"QUEUES": ["default"], "MIDDLEWARE": ["tests.test_checks.not_callable", not_callable]}
     job(name="shop.plain", retry=Retry(2))(not_callable)
@@ -261,3 +265,36 @@ def test_every_message_is_one_sentence_with_a_hint_and_an_id(settings: Any) -> N
     for message in messages:
         assert message.msg.endswith(".")
         assert message.hint
+
+
+@pytest.mark.parametrize(
+    ("secret", "fault"),
+    [
+        ("short", "fewer than 16 characters"),
+        ("s\u00e9same-ouvre-toi-maintenant", "cannot send in a header"),
+        ("open sesame, if you please\n", "white space"),
+    ],
+)
+def test_a_cron_secret_that_protects_badly_is_warned_about_and_not_shown(
+    settings: Any, secret: str, fault: str
+) -> None:
+    settings.DJANGO_JOBS = {"CRON_SECRET": secret}
+    messages = found()["django_jobs.W008"]
+    assert any(fault in message.msg for message in messages)
+    assert all(secret.strip() not in f"{message} {message.hint}" for message in messages)
+
+
+@pytest.mark.parametrize("secret", [b"sesame", 8675309, "  "])
+def test_a_cron_secret_that_is_none_is_refused_without_showing_it(settings: Any, secret: Any) -> None:
+    """Monitoring output contains passwords. Source: rq/django-rq, unreleased changelog of 2026."""
+    settings.DJANGO_JOBS = {"CRON_SECRET": secret}
+    [message] = found()["django_jobs.E001"]
+    assert "CRON_SECRET" in message.msg
+    assert "sesame" not in message.msg
+    assert "8675309" not in message.msg
+
+
+def test_a_good_cron_secret_brings_no_message_and_is_not_in_the_settings_text(settings: Any) -> None:
+    settings.DJANGO_JOBS = {"CRON_SECRET": "Aex3ooPhieyoh8quai1e"}
+    assert found() == {}
+    assert "Aex3oo" not in repr(get_settings())

@@ -47,7 +47,7 @@ PLAIN: dict[str, Any] = {
 DURATIONS = ["POLL_INTERVAL", "HEARTBEAT_INTERVAL", "WORKER_LOST_AFTER", "STALE_THRESHOLD"]
 DURATIONS_OR_ZERO = ["INTERRUPT_GRACE", "DRAIN_TIMEOUT", "TIMEOUT"]
 COUNTS = ["CONCURRENCY", "DIRECT_CONCURRENCY", "LOG_MAX_ENTRIES", "PAYLOAD_MAX_BYTES"]
-TEXTS = ["SWEEP_CRON", "TRIM_CRON", "CRON_SECRET"]
+TEXTS = ["SWEEP_CRON", "TRIM_CRON"]
 
 
 def read(**raw: Any) -> Settings:
@@ -123,6 +123,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
         for value in (-1, float("nan"), float("inf"), 10**9, 10**400)
     ),
     *(({key: 0}, f"{key} is 0; expected more than 0 seconds") for key in DURATIONS),
+    *(({"CRON_SECRET": value}, "CRON_SECRET is blank; expected None or a non-empty string") for value in ("", " ")),
+    ({"CRON_SECRET": 5}, "CRON_SECRET is of type int; expected None or a non-empty string"),
     *(({key: None}, f"{key} is None; expected a timedelta") for key in [*DURATIONS, "INTERRUPT_GRACE"]),
     *(
         ({key: value}, f"{key} is {value!r}; expected a whole number from 1 up")
