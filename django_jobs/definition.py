@@ -153,6 +153,30 @@ class Job(Policy, Generic[P]):
 
         return await services.atrigger(self, by=by)
 
+    def pause(self, *, by: Any = None) -> bool:
+        """Start no execution and fire no tick of this job, in any process, until resume(); False if it was paused."""
+        from django_jobs import services
+
+        return services.pause_job(self.name, by=by)
+
+    async def apause(self, *, by: Any = None) -> bool:
+        """See pause()."""
+        from django_jobs import services
+
+        return await services.apause_job(self.name, by=by)
+
+    def resume(self, *, by: Any = None) -> bool:
+        """End a pause: what waited runs, ticks that came meanwhile do not; False if the job was not paused."""
+        from django_jobs import services
+
+        return services.resume_job(self.name, by=by)
+
+    async def aresume(self, *, by: Any = None) -> bool:
+        """See resume()."""
+        from django_jobs import services
+
+        return await services.aresume_job(self.name, by=by)
+
     @functools.cached_property
     def base(self) -> Job[P]:
         """The job as it is registered, for copies made by using(); the sender of the signals."""
@@ -215,7 +239,10 @@ class Job(Policy, Generic[P]):
 
 
 # A template calls what it names, but not these.
-for _verb in ("push", "apush", "push_many", "apush_many", "trigger", "atrigger"):
+for _verb in (
+    *("push", "apush", "push_many", "apush_many", "trigger", "atrigger"),
+    *("pause", "apause", "resume", "aresume"),
+):
     getattr(Job, _verb).alters_data = True
 
 

@@ -1,4 +1,4 @@
-"""The statuses of an execution and the legal moves between them; models, verbs, admin and docs read them here."""
+"""The statuses of an execution, the legal moves between them, and why rows are set aside or ticks left out."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ class Status(TextChoices):
 
 FINAL: frozenset[Status] = frozenset({Status.OK, Status.ERROR, Status.CANCELLED})
 LIVE: frozenset[Status] = frozenset({Status.PENDING, Status.RUNNING, Status.SCHEDULED})
+
+
+class Parked(TextChoices):
+    """Why a scheduled row waits for something else than its time; each comment says what brings it back."""
+
+    PAUSED = "paused", _("paused")  # its job is resumed
+    UNKNOWN = "unknown", _("no worker knows the job")  # a worker lists its name
+    CONCURRENCY = "concurrency", _("as many run as may")  # runs of its job end
+
+
+class Skip(TextChoices):
+    """Why a cron tick became no row."""
+
+    OVERLAP = "overlap", _("one still lived")
+    MISFIRE = "misfire", _("nobody fired it in time")
+    PAUSED = "paused", _("the job was paused")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,15 @@ from django.db.models import Q
 
 from django_jobs.admin import base
 from django_jobs.models import JobExecution
-from django_jobs.states import Status
+from django_jobs.states import Parked, Status
 
 if TYPE_CHECKING:
     from django_jobs.definition import Job
     from django_jobs.querysets import ExecutionQuerySet
 
 KEPT = (Status.OK.value, Status.ERROR.value, Status.CANCELLED.value)
-# Rows of a job that no live worker knows are parked for this reason. They are counted apart, so that rows parked for
-# other reasons do not hide them.
-UNKNOWN = "unknown"
+# Rows of a job that no live worker knows are counted apart, so that rows parked for other reasons do not hide them.
+UNKNOWN = Parked.UNKNOWN.value
 
 # SQL with its parameters.
 Statement = tuple[str, list[Any]]

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy, pgettext
 
 from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution
-from django_jobs.states import Status
+from django_jobs.states import Parked, Status
 
 EMPTY = "-"
 PRIORITIES = {
@@ -23,8 +23,6 @@ PRIORITIES = {
     50: gettext_lazy("high"),
     100: gettext_lazy("critical"),
 }
-# A reason that is not here is shown as it is.
-PARKED = {"paused": gettext_lazy("paused"), "unknown": gettext_lazy("no worker knows the job")}
 
 
 def badge(execution: JobExecution, now: datetime) -> SafeString:
@@ -34,7 +32,8 @@ def badge(execution: JobExecution, now: datetime) -> SafeString:
         kind, word = "cancelling", pgettext("status", "cancelling")
     elif execution.status == Status.SCHEDULED and execution.parked_reason:
         kind, word = "parked", pgettext("status", "parked")
-        note = str(PARKED.get(execution.parked_reason, execution.parked_reason))
+        reason = execution.parked_reason
+        note = str(Parked(reason).label) if reason in Parked.values else reason
     elif execution.status == Status.SCHEDULED:
         left = execution.scheduled_at - now
         note = _("in %(time)s") % {"time": short_duration(left)} if left > timedelta(0) else _("due")

@@ -13,9 +13,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_jobs import clock, registry
 from django_jobs.admin import formatting
-from django_jobs.admin.figures import KEPT, UNKNOWN, Figure, Figures, collect
+from django_jobs.admin.figures import KEPT, Figure, Figures, collect
 from django_jobs.models import JobExecution, JobState
-from django_jobs.states import Status
+from django_jobs.states import Parked, Skip, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +28,8 @@ LISTED = 50
 LIVE = (
     *((status.value, status.label, status.value) for status in (Status.RUNNING, Status.PENDING, Status.SCHEDULED)),
     ("parked", _("parked"), "parked"),
-    (UNKNOWN, _("parked: no worker knows the job"), "parked"),
+    (Parked.UNKNOWN.value, _("parked: no worker knows the job"), "parked"),
 )
-SKIPPED = {
-    "overlap": _("one still lived"),
-    "misfire": _("nobody fired it in time"),
-    "paused": _("the job was paused"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +110,7 @@ class Line:
     @property
     def why_skipped(self) -> Any:
         reason = self.state.last_skip_reason if self.state else ""
-        return SKIPPED.get(reason, reason)
+        return Skip(reason).label if reason in Skip.values else reason
 
     @property
     def has_button(self) -> bool:

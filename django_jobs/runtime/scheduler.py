@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.models import Case, F, QuerySet, Value, When
 
-from django_jobs import clock, registry, transitions
+from django_jobs import clock, pauses, registry, transitions
 from django_jobs.contention import is_connection_loss, retried
 from django_jobs.definition import Job
 from django_jobs.fields import UTCDateTimeField
@@ -22,11 +22,9 @@ from django_jobs.services.hints import hint
 from django_jobs.services.keys import is_key_conflict, overlap_key
 from django_jobs.services.push import build
 from django_jobs.signals import emit, job_pushed
+from django_jobs.states import Skip
 
 logger = logging.getLogger("django_jobs.scheduler")
-
-# Why a tick became no row, as `last_skip_reason` says.
-OVERLAP, MISFIRE, PAUSED = "overlap", "misfire", "paused"
 
 # Also without a tick: the clock may be set, and other processes change what is stored.
 MAX_DELAY = 10.0
@@ -141,10 +139,10 @@ class Scheduler:
         due = due_ticks(job, cron, cursor, now)
         if due is None:
             return cron.next_after(cursor)
-        if state.paused_at is not None:
-            done = self._skip(job, cursor, due.newest, PAUSED, len(due.fire) + due.missed)
+        if job.name in pauses.paused_jobs(self._using):
+            done = self._skip(job, cursor, due.newest, Skip.PAUSED, len(due.fire) + due.missed)
         elif not due.fire:
-            done = self._skip(job, cursor, due.newest, MISFIRE, due.missed)
+            done = self._skip(job, cursor, due.newest, Skip.MISFIRE, due.missed)
         else:
             steps = zip((cursor, *due.fire), due.fire, strict=False)
             done = all(
@@ -160,7 +158,7 @@ class Scheduler:
             skipped = _is_free(rows, self._using) and rows.update(
                 last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count
             )
-        if skipped and reason == MISFIRE:
+        if skipped and reason == Skip.MISFIRE:
             logger.warning("%s missed %d ticks up to %s", job.name, count, tick)
         return bool(skipped)
 
@@ -214,7 +212,9 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
     connection = connections[using]
     rows = _unmoved(job, after, using)
     with transaction.atomic(using=using):
-        traced = {"last_skip_at": tick, "last_skip_reason": MISFIRE, "skips": F("skips") + missed} if missed else {}
+        traced = (
+            {"last_skip_at": tick, "last_skip_reason": Skip.MISFIRE, "skips": F("skips") + missed} if missed else {}
+        )
         if not _is_free(rows, using) or not rows.update(last_tick_at=tick, **traced):
             return False
         if missed:
@@ -229,7 +229,7 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
             if not is_key_conflict(error):
                 raise
             state = JobState.objects.using(using).filter(job_name=job.name)
-            state.update(last_skip_at=tick, last_skip_reason=OVERLAP, skips=F("skips") + 1)
+            state.update(last_skip_at=tick, last_skip_reason=Skip.OVERLAP, skips=F("skips") + 1)
             logger.warning("%s skipped its tick of %s: an execution of it still lives", job.name, tick)
             return True
         row.created = True

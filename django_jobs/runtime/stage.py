@@ -10,16 +10,13 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from django_jobs import clock, registry, transitions
-from django_jobs.models import JobExecution, JobState, QueueState
+from django_jobs import clock, pauses, registry, transitions
+from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.fleet import Fleet
 from django_jobs.runtime.portions import PAGE, Unmoved, distinct, hint, move, portions
 from django_jobs.runtime.worker import Pauses
-
-# Why a row is parked, as its `parked_reason` says.
-PAUSED = "paused"
-UNKNOWN = "unknown"
+from django_jobs.states import Parked
 
 INTERVAL = 1.0
 # A tick promotes for so long at most: the pauses it read must not grow old.
@@ -30,7 +27,6 @@ NAMES_EVERY = timedelta(seconds=5)
 REFUSED_FOR = timedelta(minutes=1)
 # A row that another transaction holds is looked at again so much later.
 HELD_FOR = timedelta(seconds=0.5)
-LIMIT = 10_000
 
 
 class Stage(Pauses):
@@ -50,8 +46,8 @@ class Stage(Pauses):
         # Names that came back, by why their rows are parked; their rows are fetched by name.
         self._returning: set[tuple[str, str]] = set()
         # Where the round through all parked rows stands, by reason; None at its beginning.
-        self._round: dict[str, tuple[datetime, UUID] | None] = {PAUSED: None, UNKNOWN: None}
-        self._first_round = {PAUSED, UNKNOWN}
+        self._round: dict[str, tuple[datetime, UUID] | None] = {Parked.PAUSED: None, Parked.UNKNOWN: None}
+        self._first_round = {Parked.PAUSED, Parked.UNKNOWN}
         self._listed: frozenset[str] | None = None
         self._names_at: datetime | None = None
 
@@ -89,16 +85,9 @@ class Stage(Pauses):
         return JobExecution.objects.using(self._using).exclude(pk__in=list(self._refused))
 
     def _read_pauses(self) -> None:
-        jobs = JobState.objects.using(self._using).filter(paused_at__isnull=False)
-        paused = set(jobs.values_list("job_name", flat=True)[:LIMIT])
-        for name in tuple(paused):
-            # Rows pushed under an old name of the job are paused with it.
-            if (job := registry.find(name)) is not None and job.name == name:
-                paused.update(job.aliases)
-        self._returning |= {(PAUSED, name) for name in self.paused_jobs - paused}
-        self.paused_jobs = frozenset(paused)
-        queues = QueueState.objects.using(self._using).filter(paused_at__isnull=False)
-        self.paused_queues = frozenset(queues.values_list("queue", flat=True)[:LIMIT])
+        paused = pauses.paused_jobs(self._using)
+        self._returning |= {(Parked.PAUSED, name) for name in self.paused_jobs - paused}
+        self.paused_jobs, self.paused_queues = paused, pauses.paused_queues(self._using)
 
     def _promote(self, now: datetime) -> bool:
         due = self._rows().due(now).order_by("scheduled_at", "pk")
@@ -113,7 +102,7 @@ class Stage(Pauses):
 
     def _park_paused(self, now: datetime) -> None:
         for name in sorted(self.paused_jobs):
-            self._park(Q(job_name=name), PAUSED, now)
+            self._park(Q(job_name=name), Parked.PAUSED, now)
 
     def _park_unknown(self, now: datetime) -> None:
         if self._names_at is not None and now - self._names_at < NAMES_EVERY:
@@ -127,7 +116,7 @@ class Stage(Pauses):
         served = Q() if view.settled_queues is None else Q(queue__in=view.settled_queues)
         for name in sorted(names - view.listed_lately):
             if view.settled_queues is None or view.settled_queues:
-                self._park(Q(job_name=name) & served, UNKNOWN, now)
+                self._park(Q(job_name=name) & served, Parked.UNKNOWN, now)
 
     def _park(self, which: Q, reason: str, now: datetime) -> None:
         while not self._is_over():
@@ -139,11 +128,11 @@ class Stage(Pauses):
 
     def _unpark(self, now: datetime) -> bool:
         """Bring back rows whose reason is gone; return whether there is more to look at soon."""
-        parked = self._rows().scheduled().filter(parked_reason=UNKNOWN).order_by()
+        parked = self._rows().scheduled().filter(parked_reason=Parked.UNKNOWN).order_by()
         if self._listed is not None or parked.exists():
             listed = self._fleet.look(now).listed
             if self._listed is not None:
-                self._returning |= {(UNKNOWN, name) for name in listed - self._listed}
+                self._returning |= {(Parked.UNKNOWN, name) for name in listed - self._listed}
             self._listed = listed
         for reason, name in sorted(self._returning):
             if not self._unpark_name(reason, name, now):
@@ -178,7 +167,7 @@ class Stage(Pauses):
         return reason in self._first_round
 
     def _is_free(self, reason: str, name: str) -> bool:
-        if reason == PAUSED:
+        if reason == Parked.PAUSED:
             return name not in self.paused_jobs
         return self._listed is not None and name in self._listed
 

@@ -17,14 +17,28 @@ from django_jobs.services.operations import (
     start_now,
     trigger,
 )
+from django_jobs.services.pauses import (
+    apause_job,
+    apause_queue,
+    aresume_job,
+    aresume_queue,
+    pause_job,
+    pause_queue,
+    resume_job,
+    resume_queue,
+)
 from django_jobs.services.push import apush, apush_many, push, push_many
 
 __all__ = [
     "Report",
     "acancel",
     "acopy",
+    "apause_job",
+    "apause_queue",
     "apush",
     "apush_many",
+    "aresume_job",
+    "aresume_queue",
     "aretry",
     "astart_now",
     "atrigger",
@@ -33,8 +47,12 @@ __all__ = [
     "copy",
     "mode",
     "overlap_key",
+    "pause_job",
+    "pause_queue",
     "push",
     "push_many",
+    "resume_job",
+    "resume_queue",
     "retry",
     "retry_many",
     "start_now",

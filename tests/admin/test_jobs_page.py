@@ -20,7 +20,6 @@ from django_jobs.admin.figures import UNKNOWN
 from django_jobs.admin.jobs import PER_PAGE
 from django_jobs.definition import job
 from django_jobs.models import JobExecution, JobState, jobs_alias
-from django_jobs.runtime import stage
 from django_jobs.states import Status
 from tests.admin.support import LIST, Admin, page, read, said
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
@@ -123,10 +122,6 @@ def test_executions_are_counted_by_what_they_are(admin: Admin) -> None:
     }  # fmt: skip
     assert figures(admin, "shop.receipt") == {"ok": "1"}
     assert figures(admin, "shop.nightly") == {}
-
-
-def test_the_reason_for_unknown_names_is_the_one_that_is_written() -> None:
-    assert UNKNOWN == stage.UNKNOWN
 
 
 def test_rows_under_an_alias_count_for_the_job(admin: Admin) -> None:
