@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from uuid import UUID
 
 from django_jobs import registry
@@ -15,6 +17,7 @@ from django_jobs.execution.pool import Pool
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop, OnDeath
 from django_jobs.models import JobExecution
+from django_jobs.states import Status
 
 
 class Engine:
@@ -37,8 +40,10 @@ class Engine:
         self._using = using
         # Did the last claim find less than there was room for? Set by who feeds this.
         self.is_hungry = True
+        # How many runs were written, by the status that their rows got.
+        self.ended: Counter[str] = Counter()
         self._announcer = Announcer(on_death=on_death)
-        self._finisher = Finisher(using=using, tell=self._announcer.tell, is_quiet=self._is_quiet, on_death=on_death)
+        self._finisher = Finisher(using=using, tell=self._tell, is_quiet=self._is_quiet, on_death=on_death)
         self._pool = Pool(slots, on_ended=self._finisher.put, on_free=on_free, on_recycle=on_recycle, on_death=on_death)
         self._watch = Loop(Watch(liveness, self).tick, name="watch", on_death=on_death)
         liveness.on_lost = self._pool.lose_all
@@ -49,6 +54,11 @@ class Engine:
         self._finisher.start()
         self._pool.start()
         self._watch.start()
+
+    @property
+    def loops(self) -> Sequence[Loop]:
+        """What has to turn while it runs."""
+        return self._watch, self._pool.ladder
 
     @property
     def room(self) -> int:
@@ -116,6 +126,10 @@ class Engine:
         self._pool.stop()
         self._watch.join(max(deadline - time.monotonic(), 0.1))
         return written
+
+    def _tell(self, ended: Sequence[tuple[Run, Status, datetime]]) -> None:
+        self.ended.update(status.value for _, status, _ in ended)
+        self._announcer.tell(ended)
 
     def _run_of(self, row: JobExecution) -> Run:
         job = registry.get(row.job_name)

@@ -69,11 +69,12 @@ class Pool:
         self._interrupter = Interrupter(
             grace=get_settings().interrupt_grace, on_abandoned=self._abandon, wake=self._look_at_ladder
         )
-        self._ladder = Loop(self._climb, name="interrupts", on_death=on_death)
+        # What stops runs that are late, cancelled or in the way of a shutdown.
+        self.ladder = Loop(self._climb, name="interrupts", on_death=on_death)
 
     def start(self) -> None:
         """Start the thread of the time limits; slots start when they are first needed."""
-        self._ladder.start()
+        self.ladder.start()
 
     @property
     def free(self) -> int:
@@ -142,7 +143,7 @@ class Pool:
     def stop(self, timeout: float = 1.0) -> None:
         """End the idle threads; those inside handlers are daemons and die with the process."""
         deadline = time.monotonic() + timeout
-        self._ladder.stop()
+        self.ladder.stop()
         self._stopped = True
         threads = list(self._threads.values())
         for _ in threads:
@@ -152,13 +153,13 @@ class Pool:
             threads.append(self._loop_thread)
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0))
-        self._ladder.join(max(deadline - time.monotonic(), 0))
+        self.ladder.join(max(deadline - time.monotonic(), 0))
 
     def _climb(self, now: datetime | None = None) -> float:
         return self._interrupter.tick()
 
     def _look_at_ladder(self) -> None:
-        self._ladder.wake()
+        self.ladder.wake()
 
     def _start_slot(self) -> None:
         thread = start_thread(self._slot, name=f"slot {len(self._threads) + 1}", on_death=self._on_death)

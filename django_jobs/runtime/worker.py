@@ -172,6 +172,16 @@ class Worker:
         """Whether nothing runs, nothing is unwritten and the last look found nothing."""
         return self._engine.is_hungry and self._engine.is_idle
 
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """How many runs ended and were written, by the status that their rows got."""
+        return self._engine.ended
+
+    @property
+    def loops(self) -> Sequence[Loop]:
+        """What has to turn while it works."""
+        return self._loop, *self._engine.loops
+
     def running(self) -> Mapping[UUID, Run]:
         """Runs in slots, by execution id."""
         return self._engine.running()
