@@ -8,21 +8,22 @@ from collections.abc import Iterator
 from typing import Any
 
 FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+FORMAT_WITH_PID = "%(asctime)s %(levelname)-7s [%(process)d] %(message)s"
 LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
 
 
 @contextlib.contextmanager
-def console(stream: Any, verbosity: int) -> Iterator[None]:
+def console(stream: Any, verbosity: int, *, with_pid: bool = False) -> Iterator[None]:
     """Write the lines of the logger `django_jobs` to the stream, unless some handler takes them already.
 
-    The root logger and all others are left as they are.
+    With the process id where several processes write. The root logger and all others are left as they are.
     """
     logger = logging.getLogger("django_jobs")
     if logger.hasHandlers() or logger.level != logging.NOTSET:
         yield
         return
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setFormatter(logging.Formatter(FORMAT_WITH_PID if with_pid else FORMAT))
     logger.addHandler(handler)
     logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))
     try:

@@ -11,6 +11,7 @@ from django_jobs import dispatchers, registry
 from django_jobs.dispatchers import Subscription
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import Tick
+from django_jobs.runtime.limits import MemoryLimit
 from django_jobs.runtime.rescue import Rescue
 from django_jobs.runtime.scheduler import Scheduler
 from django_jobs.runtime.stage import Stage
@@ -32,6 +33,7 @@ class Parts:
     sweep: Sweep | None
     trim: Trim | None
     worker: Worker | None
+    memory: MemoryLimit | None
 
     @classmethod
     def make(
@@ -41,6 +43,7 @@ class Parts:
         using: str,
         beat: Tick,
         on_recycle: Callable[[bool], None],
+        on_limit: Callable[[str], None],
         on_death: Callable[[str, BaseException], None],
     ) -> Parts:
         """Make the parts; nothing starts and nothing is read yet."""
@@ -54,7 +57,8 @@ class Parts:
             using=using,
         )
         stage = Stage(using=using, watch_queues=is_worker and queues is None)
-        worker = None
+        worker = memory = None
+        limits = options.limits
         if is_worker:
             worker = Worker(
                 liveness=liveness,
@@ -63,9 +67,13 @@ class Parts:
                 concurrency=options.concurrency,
                 using=using,
                 pauses=stage,
+                max_jobs=limits.max_jobs,
                 on_recycle=on_recycle,
+                on_spent=partial(on_limit, f"{limits.max_jobs} runs were started"),
                 on_death=partial(on_death, "the worker"),
             )
+            if limits.max_memory is not None:
+                memory = MemoryLimit(limits.max_memory, worker, on_limit=on_limit)
         return cls(
             using=using,
             liveness=liveness,
@@ -75,6 +83,7 @@ class Parts:
             sweep=Sweep(using=using) if "sweep" in roles else None,
             trim=Trim(using=using) if "sweep" in roles else None,
             worker=worker,
+            memory=memory,
         )
 
     def ticks(self) -> dict[str, Tick]:

@@ -7,12 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A signal that comes between Python's last look for signals and the wait in C is seen only when that wait is over.
 LOOK_EVERY = 0.5
 
@@ -26,16 +26,27 @@ class Request:
     is_failure: bool = False
     # Is the process to begin anew instead of ending?
     is_recycle: bool = False
+    # Is what runs to come to its own end before, however long that takes?
+    is_patient: bool = False
 
 
 class StopNow(BaseException):
     """Raised by a signal before anything was started, wherever the process is waiting."""
 
 
-class Requests:
-    """Takes requests from any thread and from signal handlers; the first one counts."""
+def end_at_once(number: int) -> None:
+    """End this process for a second signal: what the first one began takes too long; the rows are rescued."""
+    os._exit(128 + number)
 
-    def __init__(self) -> None:
+
+class Requests:
+    """Takes requests from any thread and from signal handlers; the first one counts.
+
+    `insisted` is called with the number of each signal after the first.
+    """
+
+    def __init__(self, *, insisted: Callable[[int], None] = end_at_once) -> None:
+        self._insisted = insisted
         # Not an Event: its lock may be held by the very thread that a signal handler interrupts.
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._first: Request | None = None
@@ -60,23 +71,28 @@ class Requests:
                 break
         return self._first
 
-    def overrides(self) -> Request | None:
-        """Return a request to end that came after the first one, if there is one."""
+    def overrides(self, timeout: float = 0.0) -> Request | None:
+        """Return a request to end that came after the first one, or comes within `timeout` seconds."""
         with contextlib.suppress(Empty):
-            # Every handler that does not stop asks for a new beginning.
-            while (later := self._queue.get_nowait()).is_recycle:
+            # Every handler that does not stop asks for a new beginning, and so does a limit that is reached.
+            while (later := self._queue.get(timeout=timeout)).is_recycle or later.is_patient:
                 pass
             return later
         return None
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as requests; in the main thread only, elsewhere Python does not let us."""
+        """Take signals as requests; in the main thread only, elsewhere Python does not let us."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        # A hangup that is ignored stays so: nohup asks for that.
+        is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        taken = [number for number in SIGNALS if not (is_detached and number == signal.SIGHUP)]
+        previous = {number: signal.signal(number, self._on_signal) for number in taken}
         self.has_signals = True
+        # Whoever started this process may have held them back until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
         try:
             yield
         finally:
@@ -87,8 +103,10 @@ class Requests:
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1
         if self._signals > 1:
-            # Whatever the first one began takes too long for somebody; the rows are rescued.
-            os._exit(128 + number)
+            # When a terminal is closed, both the kernel and the shell tell.
+            if number != signal.SIGHUP:
+                self._insisted(number)
+            return
         self.put(Request(reason=signal.Signals(number).name))
         if self.is_starting:
             raise StopNow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,9 +19,10 @@ from django_jobs.conf import get_settings
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
+from django_jobs.runtime.child import Child, when_supervisor_is_gone
 from django_jobs.runtime.once import run_once
 from django_jobs.runtime.parts import Parts, subscribed
-from django_jobs.runtime.requests import Request, Requests, StopNow
+from django_jobs.runtime.requests import LOOK_EVERY, Request, Requests, StopNow
 from django_jobs.runtime.startup import (
     DatabaseNotReady,
     Options,
@@ -35,7 +37,7 @@ from django_jobs.runtime.worker import Worker
 logger = logging.getLogger("django_jobs.runner")
 
 # Exit codes. A second signal ends with 128 + its number.
-DONE, FAILED, USAGE, NO_DATABASE = 0, 1, 2, 3
+DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
 
 # After the drain: for signalling and interrupting what still runs, for writing how it ended, for saying goodbye.
 AFTER_DRAIN = 7.0
@@ -64,11 +66,16 @@ def end_soon(code: int) -> None:
 class Runner:
     """Runs the roles of one process; run() blocks, stop() may be called from any thread."""
 
-    def __init__(self, options: Options, *, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, options: Options, *, say: Callable[[str], None] = lambda line: None, child: Child | None = None
+    ) -> None:
         self._options = options
         self._say = say
+        self._child = child
         self._using = jobs_alias()
-        self._requests = Requests()
+        # The signals of a terminal or of systemd reach a child twice: directly, and from its supervisor, which ends it
+        # at once when that is what is asked for.
+        self._requests = Requests() if child is None else Requests(insisted=lambda number: None)
         self._drain = get_settings().drain_timeout
         self._liveness: Liveness | None = None
         self._worker: Worker | None = None
@@ -89,6 +96,8 @@ class Runner:
         """
         started = time.monotonic()
         with self._requests.signals():
+            if self._child is not None:
+                when_supervisor_is_gone(self._on_orphaned)
             try:
                 parts = self._prepare()
                 self._requests.is_starting = False
@@ -105,7 +114,12 @@ class Runner:
         refuse_transaction(self._using)
         wait_for_database(self._using, self._say)
         parts = Parts.make(
-            self._options, using=self._using, beat=self._beat, on_recycle=self._on_recycle, on_death=self._on_death
+            self._options,
+            using=self._using,
+            beat=self._beat,
+            on_recycle=self._on_recycle,
+            on_limit=self._on_limit,
+            on_death=self._on_death,
         )
         self._liveness, self._worker = parts.liveness, parts.worker
         try:
@@ -121,6 +135,8 @@ class Runner:
 
     def _work(self, parts: Parts, end: float | None) -> int:
         self._loop("beat", self._beat)
+        if parts.memory is not None:
+            self._loop("memory", parts.memory.tick)
         with subscribed(parts.worker, self._options):
             if self._options.once:
                 request = self._run_once(parts, end)
@@ -132,6 +148,8 @@ class Runner:
                 self._close_connections()
                 left = None if end is None else end - time.monotonic()
                 request = self._requests.wait(left) or self._time_is_over()
+            if request.is_patient and parts.worker is not None:
+                request = self._let_end(parts.worker, request)
             return self._end(parts.worker, request)
 
     def _loop(self, name: str, tick: Tick) -> None:
@@ -158,6 +176,16 @@ class Runner:
     def _time_is_over(self) -> Request:
         return Request(reason=f"{self._options.max_time:g} s are over")
 
+    def _let_end(self, worker: Worker, request: Request) -> Request:
+        """Start nothing new and wait for what runs; return the request, or one that does not wait so long."""
+        logger.info("taking no more: %s; what runs (%d) comes to its end", request.reason, len(worker.running()))
+        over = worker.drain(LOOK_EVERY)
+        while not over:
+            if (later := self._requests.overrides(LOOK_EVERY)) is not None:
+                return later
+            over = worker.drain(0)
+        return request
+
     def _end(self, worker: Worker | None, request: Request) -> int:
         """Stop claiming, let runs end, hand back what is left, say goodbye; return the exit code."""
         (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
@@ -177,6 +205,8 @@ class Runner:
             for loop in self._loops:
                 loop.stop()
                 loop.join(0.2)
+        if self._child is not None and (request.is_recycle or request.is_patient):
+            return RECYCLED
         if request.is_recycle and not self._options.once and self._requests.has_signals:
             self._begin_anew()
         return FAILED if request.is_failure or not written else DONE
@@ -251,6 +281,14 @@ class Runner:
             # Every slot is stuck: there is nothing to wait for.
             self._drain = 0.0
         self._requests.put(Request(reason="a handler does not stop", is_recycle=True))
+
+    def _on_limit(self, reason: str) -> None:
+        self._requests.put(Request(reason=reason, is_patient=True))
+
+    def _on_orphaned(self) -> None:
+        self._requests.put(Request(reason="the supervisor is gone"))
+        # Wherever the start is waiting.
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_death(self, what: str, error: BaseException) -> None:
         self._requests.put(Request(reason=f"{what} died of {type(error).__name__}: {error}", is_failure=True))

@@ -18,6 +18,7 @@ from django_jobs.exceptions import DefinitionError
 from django_jobs.execution.liveness import package_version
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
 from django_jobs.options import queue as checked_queue
+from django_jobs.runtime.limits import Limits
 from django_jobs.schedules import configured
 
 ROLES = ("worker", "scheduler", "sweep")
@@ -44,6 +45,9 @@ class Options:
     concurrency: int
     once: bool
     max_time: float | None
+    limits: Limits
+    # How many supervised workers; None is this very process.
+    processes: int | None
 
     @classmethod
     def of(
@@ -55,6 +59,9 @@ class Options:
         concurrency: int | None = None,
         once: bool = False,
         max_time: float | None = None,
+        max_jobs: int | None = None,
+        max_memory: float | None = None,
+        processes: int | None = None,
     ) -> Options:
         """Check what was asked for; no role named means all of them. Raises UsageError."""
         settings = get_settings()
@@ -73,19 +80,43 @@ class Options:
             raise UsageError(f"--concurrency is {concurrency}; expected a whole number from 1 up.")
         if max_time is not None and not 0 < max_time < float("inf"):
             raise UsageError(f"--max-time is {max_time:g}; expected more than 0 seconds.")
+        if max_jobs is not None and max_jobs < 1:
+            raise UsageError(f"--max-jobs is {max_jobs}; expected a whole number from 1 up.")
+        if max_memory is not None and not 0 < max_memory < float("inf"):
+            raise UsageError(f"--max-memory is {max_memory:g}; expected more than 0 megabytes.")
+        chosen = tuple(role for role in ROLES if not roles or role in roles)
+        if processes is not None:
+            _check_processes(processes, roles=chosen, once=once)
         return cls(
-            roles=tuple(role for role in ROLES if not roles or role in roles),
+            roles=chosen,
             queues=named,
             exclude=left_out,
             concurrency=settings.concurrency if concurrency is None else concurrency,
             once=once,
             max_time=max_time,
+            limits=Limits(max_jobs=max_jobs, max_memory=max_memory),
+            processes=processes,
         )
 
     @property
     def served(self) -> tuple[str, ...] | None:
         """The queues to serve; None for any but those in `exclude`."""
         return None if self.queues is None else tuple(name for name in self.queues if name not in self.exclude)
+
+
+def _check_processes(processes: int, *, roles: Collection[str], once: bool) -> None:
+    if processes < 1:
+        raise UsageError(f"--processes is {processes}; expected a whole number from 1 up.")
+    if once:
+        raise UsageError(
+            "--once ends by itself and --processes starts again what ends: give one of them; "
+            "--concurrency makes --once run more at a time."
+        )
+    if "worker" not in roles:
+        raise UsageError(
+            f"--processes starts workers, and {' '.join(f'--{role}' for role in roles)} asks for none: add --worker, "
+            "or leave out --processes, since one process is enough."
+        )
 
 
 def _queue(name: str, option: str) -> str:
@@ -178,7 +209,8 @@ def welcome(options: Options, using: str) -> list[str]:
     if "worker" in options.roles:
         queues = "any" if options.queues is None else ", ".join(options.queues)
         without = f" except {', '.join(options.exclude)}" if options.exclude else ""
-        lines.append(f"queues: {queues}{without}; slots: {options.concurrency}")
+        times = "" if options.processes is None else f"{options.processes} times "
+        lines.append(f"queues: {queues}{without}; slots: {times}{options.concurrency}")
         known = {job.queue for job in jobs}
         if unused := sorted(set(options.served or ()) - known):
             lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")

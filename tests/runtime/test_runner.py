@@ -86,7 +86,7 @@ class TestStartup:
         said: list[str] = []
         began = time.monotonic()
         with pytest.raises(DatabaseNotReady, match="'default' cannot be reached: connection refused Is the server"):
-            startup.wait_for_database("default", said.append, patience=1.5)
+            startup.wait_for_database("default", said.append, patience=1.2)
         assert time.monotonic() - began < 3
         assert len(said) == 1
         assert startup.PATIENCE < 55
@@ -417,6 +417,7 @@ class TestRun:
                     using="default",
                     beat=lambda now=None: 1.0,
                     on_recycle=print,
+                    on_limit=print,
                     on_death=print,
                 ).ticks()
             )

@@ -2,10 +2,11 @@
 
 Exit codes:
 
-- 0: stopped as asked, by a signal, `--max-time` or the end of `--once`
+- 0: stopped as asked, by a signal, `--max-time`, `--max-jobs`, `--max-memory` or the end of `--once`
 - 1: something broke while running, or outcomes could not be written at the end
 - 2: a wrong option or setting
 - 3: the database cannot be reached, or its tables are missing
+- 4: a child of `--processes` asks to be replaced; nobody else sees this
 - 130, 143: ended at once by a second SIGINT or SIGTERM; the rows that ran are rescued
 """
 
@@ -18,10 +19,12 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
+from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.reload import run_reloading
 from django_jobs.runtime.runner import NO_DATABASE, USAGE, Runner, end_soon
 from django_jobs.runtime.startup import ROLES, DatabaseNotReady, Options, UsageError
+from django_jobs.runtime.supervisor import Supervisor
 
 
 class Command(BaseCommand):
@@ -29,6 +32,10 @@ class Command(BaseCommand):
 
     help = "Runs background jobs and cron jobs; without --worker, --scheduler or --sweep it does all of it."
     requires_migrations_checks = False
+
+    # Was the process started for this command?
+    _is_own_process = False
+    _child: Child | None = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the options."""
@@ -43,8 +50,13 @@ class Command(BaseCommand):
         )
         parser.add_argument("--exclude", type=_names, default=[], metavar="A,B", help="Do not serve these queues.")
         parser.add_argument("--concurrency", type=int, metavar="N", help="Run so many at once (default: CONCURRENCY).")
+        parser.add_argument("--processes", type=int, metavar="N", help="Start N workers and replace those that end.")
         parser.add_argument("--once", action="store_true", help="Do what is due now, then end; for a system cron.")
         parser.add_argument("--max-time", type=float, metavar="S", help="End after so many seconds.")
+        parser.add_argument("--max-jobs", type=int, metavar="N", help="End after N runs; with --processes, each.")
+        parser.add_argument(
+            "--max-memory", type=float, metavar="MB", help="End after a run when more is in use, in millions of bytes."
+        )
         parser.add_argument(
             "--reload", action="store_true", help="Begin anew when a source file changes (development)."
         )
@@ -52,6 +64,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a process of its own, which ends when its work does."""
         code = 1
+        self._is_own_process, self._child = True, Child.of_environment()
         try:
             super().run_from_argv(argv)
             code = 0
@@ -64,8 +77,11 @@ class Command(BaseCommand):
     def check(self, *args: Any, **kwargs: Any) -> Any:
         """Run the system checks; what they find wrong is a mistake in the settings.
 
-        Without those that ask a database, as Django 6.1 would have it: that one may be down, and is waited for.
+        Without those that ask a database, as Django 6.1 would have it: that one may be down, and is waited for. Without
+        any in a child: its supervisor has told.
         """
+        if self._child is not None:
+            return []
         kwargs["databases"] = []
         try:
             return super().check(*args, **kwargs)
@@ -75,31 +91,55 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped; leave with an exit code other than 0 when something went wrong."""
-        with console(self.stderr, options["verbosity"]):
+        with console(self.stderr, options["verbosity"], with_pid=options["processes"] is not None):
             if options["reload"]:
-                if options["once"]:
-                    raise CommandError(
-                        "--once ends by itself and --reload does not: give one of them.", returncode=USAGE
-                    )
-                run_reloading(self._run_reporting, lambda: self._make(options))
+                self._check_reload(options)
+                run_reloading(self._run_reporting, lambda: self._runner(self._options(options), options))
             elif code := self._run(self._make(options)):
                 raise SystemExit(code)
 
-    def _make(self, options: dict[str, Any]) -> Runner:
+    def _check_reload(self, options: dict[str, Any]) -> None:
+        if options["once"]:
+            raise CommandError("--once ends by itself and --reload does not: give one of them.", returncode=USAGE)
+        if options["processes"] is not None:
+            raise CommandError(
+                "--reload is for development, where one process is enough: leave out --processes.", returncode=USAGE
+            )
+
+    def _options(self, options: dict[str, Any]) -> Options:
         try:
-            chosen = Options.of(
+            return Options.of(
                 roles=[role for role in ROLES if options[role]],
                 queues=options["queues"],
                 exclude=options["exclude"],
                 concurrency=options["concurrency"],
                 once=options["once"],
                 max_time=options["max_time"],
+                max_jobs=options["max_jobs"],
+                max_memory=options["max_memory"],
+                processes=options["processes"],
             )
-            return Runner(chosen, say=self._say if options["verbosity"] else lambda line: None)
         except (UsageError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=USAGE) from error
 
-    def _run(self, runner: Runner) -> int:
+    def _make(self, options: dict[str, Any]) -> Runner | Supervisor:
+        chosen = self._options(options)
+        if self._child is not None:
+            return Runner(self._child.narrow(chosen), child=self._child)
+        if chosen.processes is None:
+            return self._runner(chosen, options)
+        if not self._is_own_process:
+            raise CommandError(
+                "--processes starts the command line of this process again, so it works from the command line only: "
+                "manage.py runjobs --processes N.",
+                returncode=USAGE,
+            )
+        return Supervisor(chosen, say=self._say if options["verbosity"] else lambda line: None)
+
+    def _runner(self, chosen: Options, options: dict[str, Any]) -> Runner:
+        return Runner(chosen, say=self._say if options["verbosity"] else lambda line: None)
+
+    def _run(self, runner: Runner | Supervisor) -> int:
         try:
             return runner.run()
         except DatabaseNotReady as error:

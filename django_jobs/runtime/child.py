@@ -1,0 +1,61 @@
+"""What a child of `runjobs --processes` gets from its supervisor: its place, and a line that ends with that one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from django_jobs.loop import start_thread
+from django_jobs.runtime.startup import Options
+
+# The command line of a child is its supervisor's.
+ENVIRONMENT = "DJANGO_JOBS_CHILD"
+STANDARD_INPUT = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """The place of one child; the process that fills it changes."""
+
+    number: int
+    roles: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"process {self.number} ({', '.join(self.roles)})"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which the same command line becomes this child."""
+        return {**os.environ, ENVIRONMENT: json.dumps({"number": self.number, "roles": self.roles})}
+
+    def narrow(self, options: Options) -> Options:
+        """Return what of the options of the whole is this child's; its limits are a little lower, by chance."""
+        return replace(options, roles=self.roles, processes=None, max_time=None, limits=options.limits.lowered())
+
+    @classmethod
+    def of_environment(cls) -> Child | None:
+        """Return what this process is, if it is a child; asked once, since what it starts itself is none."""
+        text = os.environ.pop(ENVIRONMENT, None)
+        if text is None:
+            return None
+        place = json.loads(text)
+        return cls(number=place["number"], roles=tuple(place["roles"]))
+
+
+def when_supervisor_is_gone(call: Callable[[], None]) -> None:
+    """Call once, from a thread of its own, when the supervisor has died in whatever way.
+
+    It holds the other end of standard input, which is taken away here: handlers and what they start find it empty.
+    """
+    line = os.dup(STANDARD_INPUT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, STANDARD_INPUT)
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(line, 1):
+            pass
+        call()
+
+    start_thread(wait, name="supervisor watch")

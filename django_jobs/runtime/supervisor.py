@@ -1,0 +1,264 @@
+"""The parent of `runjobs --processes`: starts children, replaces those that end, and ends them all when asked."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from django.db import Error, connections
+
+from django_jobs.conf import get_settings
+from django_jobs.models import jobs_alias
+from django_jobs.runtime.child import Child
+from django_jobs.runtime.requests import SIGNALS, Request, Requests, StopNow
+from django_jobs.runtime.runner import AFTER_DRAIN, DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
+from django_jobs.runtime.startup import (
+    DatabaseNotReady,
+    Options,
+    check_tables,
+    one_line,
+    refuse_transaction,
+    wait_for_database,
+    welcome,
+)
+
+logger = logging.getLogger("django_jobs.supervisor")
+
+LOOK_EVERY = 0.2
+# A child that lived so long was well: what went before is forgotten.
+WELL_AFTER = 30.0
+# The pause before a child is replaced that ended by itself doubles from one to the other.
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
+# Long enough to see whether the others find the same.
+PAUSE_OF_REFUSED = 5.0
+REFUSED = frozenset({USAGE, NO_DATABASE})
+# How a child ends for a signal that its supervisor was sent as well.
+TOLD = frozenset({DONE, RECYCLED, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)})
+
+
+@dataclass(slots=True)
+class Member:
+    """One place, and the process that fills it now."""
+
+    child: Child
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    # When the next process is to be started.
+    due_at: float = 0.0
+    # How many processes in a row were not well.
+    failures: int = 0
+    # Ends that were told since one was well.
+    told: set[int] = field(default_factory=set)
+    # The exit code of a process that had nothing to start with.
+    refusal: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.child}, pid {self.process.pid}" if self.process is not None else str(self.child)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def fail(self) -> float:
+        """Count an end that nobody asked for; return the pause before the next start, which doubles each time."""
+        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 8), MAX_PAUSE)
+        self.failures += 1
+        return pause
+
+    def forgive(self) -> None:
+        """Forget how the processes before the present one ended."""
+        self.failures = 0
+        self.told.clear()
+
+
+class Supervisor:
+    """Keeps one process alive for each child; knows nothing of jobs, and holds no connection while they run."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        command: Sequence[str] = (),
+    ) -> None:
+        self._options = options
+        self._say = say
+        self._command = [*command] or [sys.executable, *sys.orig_argv[1:]]
+        self._members = [Member(child) for child in children_of(options)]
+        self._requests = Requests(insisted=self._kill)
+
+    def run(self) -> int:
+        """Run until asked to stop; return the exit code. Raises DatabaseNotReady, UsageError inside a transaction."""
+        started = time.monotonic()
+        with self._requests.signals():
+            try:
+                self._prepare()
+                self._requests.is_starting = False
+            except (StopNow, DatabaseNotReady):
+                if self._requests.wait(0) is None:
+                    raise
+                return DONE
+            try:
+                return self._end(self._supervise(started))
+            finally:
+                # Also when something here broke: nobody else would end them.
+                for member in self._members:
+                    if member.process is not None and member.is_alive:
+                        member.process.kill()
+
+    def stop(self, reason: str = "stopped") -> None:
+        """Have run() end in order; safe from any thread."""
+        self._requests.put(Request(reason=reason))
+
+    def _prepare(self) -> None:
+        """Find the database before any child looks for it, and say once what they will do."""
+        using = jobs_alias()
+        refuse_transaction(using)
+        wait_for_database(using, self._say)
+        try:
+            check_tables(using)
+        except Error as error:
+            raise DatabaseNotReady(f"The database {using!r} failed: {one_line(error)}") from error
+        finally:
+            connections.close_all()
+        for line in welcome(self._options, using):
+            self._say(line)
+
+    def _supervise(self, started: float) -> Request | int:
+        """Keep the children alive; return the request to end, or the exit code when none of them can work."""
+        for member in self._members:
+            self._start(member)
+        self._say(f"processes: {'; '.join(_places(self._members))}")
+        limit = self._options.max_time
+        while (request := self._requests.wait(LOOK_EVERY)) is None:
+            now = time.monotonic()
+            if limit is not None and now - started >= limit:
+                return Request(reason=f"{limit:g} s are over")
+            for member in self._members:
+                self._look(member, now)
+            refusals = [member.refusal for member in self._members if member.refusal is not None]
+            if len(refusals) == len(self._members):
+                logger.error("no process can work, for the reasons above")
+                return refusals[-1]
+        return request
+
+    def _look(self, member: Member, now: float) -> None:
+        """Replace a process that ended, when it is time."""
+        if member.process is not None:
+            code = member.process.poll()
+            if code is None:
+                if member.failures and now - member.started_at >= WELL_AFTER:
+                    member.forgive()
+                return
+            self._bury(member, member.process, code, now)
+        if now >= member.due_at:
+            self._start(member)
+            if member.process is not None:
+                logger.info("%s is there now", member)
+
+    def _bury(self, member: Member, process: subprocess.Popen[bytes], code: int, now: float) -> None:
+        """Take note of the end of a process, and decide when its place is filled again."""
+        if code == RECYCLED or now - member.started_at >= WELL_AFTER:
+            member.forgive()
+        pause = 0.0
+        if code != RECYCLED:
+            pause = member.fail()
+        if code in REFUSED:
+            member.refusal, pause = code, max(pause, PAUSE_OF_REFUSED)
+        if code == RECYCLED:
+            logger.info("%s is replaced, as it asked", member)
+        elif code not in member.told:
+            member.told.add(code)
+            logger.warning("%s %s; it is replaced in %g s", member, ended(code), pause)
+        member.due_at = now + pause
+        member.process = None
+        _let_go(process)
+
+    def _start(self, member: Member) -> None:
+        member.started_at, member.refusal = time.monotonic(), None
+        try:
+            with held_back_signals():
+                # Not a fork: no connection, thread or lock of this process gets into a child.
+                member.process = subprocess.Popen(  # noqa: S603 - this very command
+                    self._command, env=member.child.environment(), stdin=subprocess.PIPE
+                )
+        except OSError as error:
+            member.due_at = member.started_at + member.fail()
+            logger.warning("%s could not be started: %s", member.child, error)
+
+    def _end(self, request: Request | int) -> int:
+        """Have all children end, at the same time; return the exit code."""
+        if isinstance(request, int):
+            return request
+        logger.info("stopping: %s", request.reason)
+        running = [member for member in self._members if member.process is not None]
+        for member in running:
+            self._signal(member, signal.SIGTERM)
+        deadline = time.monotonic() + get_settings().drain_timeout + AFTER_DRAIN + LINGER
+        while any(member.is_alive for member in running) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for member in running:
+            if member.is_alive:
+                logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
+                self._signal(member, signal.SIGKILL)
+        codes = {_let_go(member.process) for member in running if member.process is not None}
+        return DONE if codes <= TOLD else FAILED
+
+    def _signal(self, member: Member, number: int) -> None:
+        if member.process is not None:
+            member.process.send_signal(number)
+
+    def _kill(self, number: int) -> None:
+        """End at once, and all children with this process; for a second signal."""
+        for member in self._members:
+            self._signal(member, signal.SIGKILL)
+        os._exit(128 + number)
+
+
+def children_of(options: Options) -> list[Child]:
+    """Return the children: workers, and one for the other roles, which no handler can then hold up or take along."""
+    others = tuple(role for role in options.roles if role != "worker")
+    children = [Child(number=number, roles=("worker",)) for number in range(1, (options.processes or 1) + 1)]
+    return [*children, Child(number=len(children) + 1, roles=others)] if others else children
+
+
+def _places(members: Sequence[Member]) -> Iterator[str]:
+    """Say which processes have which roles."""
+    for roles, group in itertools.groupby(members, lambda member: member.child.roles):
+        pids = [str(member.process.pid) for member in group if member.process is not None]
+        yield f"{' and '.join(roles)} pid {', '.join(pids)}"
+
+
+@contextlib.contextmanager
+def held_back_signals() -> Iterator[None]:
+    """Hold back the signals that end us; a child that starts in the block gets them once it can take them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process that has ended, or is about to; return its exit code."""
+    code = process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    return code
+
+
+def ended(code: int) -> str:
+    """Return in words how a process ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
