@@ -56,13 +56,15 @@ def claim(
     lost_after: float,
     using: str,
     max_rank: int | None = None,
+    ids: Sequence[UUID] | None = None,
 ) -> list[JobExecution]:
     """Move up to `limit` pending rows of one queue to RUNNING for this worker, best first; called by workers.
 
+    With `ids` only of those: the processes that run what they push know which rows they were told of.
     Takes nothing unless the worker's own row beat within `lost_after` seconds: a worker that others may already have
     declared dead must not start anything.
     """
-    if not names or limit < 1:
+    if not names or limit < 1 or ids == []:
         return []
     connection = connections[using]
     table, worker_table = rows.TABLE, rows.WORKER_TABLE
@@ -74,13 +76,16 @@ def claim(
         # Beside much history the planner takes job and status for unrelated, expects next to no rows, and would rather
         # fetch and sort all that is pending than walk the claim index. It cannot look into a CASE: it expects half.
         known = f"CASE WHEN {known} THEN true ELSE false END"
+    # To spare itself a sort, SQLite would walk the claim index past all that is pending; a plus keeps it from that.
+    in_queue = "+queue" if ids is not None and connection.vendor == "sqlite" else "queue"
     best = (
-        f"FROM {table} WHERE status = 'pending' AND queue = %s AND {known}"
+        f"FROM {table} WHERE status = 'pending' AND {in_queue} = %s AND {known}{_one_of(ids)}"
         f"{'' if max_rank is None else f' AND {rank} <= %s'} AND {fresh} ORDER BY {rank}, scheduled_at, id LIMIT %s"
     )
     moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)
     alive_since = rows.instant(now - timedelta(seconds=lost_after), connection)
-    chosen = [queue, *names, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
+    told = [rows.identity(pk, connection) for pk in ids or ()]
+    chosen = [queue, *names, *told, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
     changed = [moment, moment, worker]
     written = {
         "status": Status.RUNNING,
@@ -116,6 +121,10 @@ def claim(
 _CLAIMED = (
     "run_no = run_no + 1, attempt = attempt + 1, started_at = %s, updated_at = %s, worker_id = %s, status = 'running'"
 )
+
+
+def _one_of(ids: Sequence[UUID] | None) -> str:
+    return "" if ids is None else f" AND id IN ({', '.join(['%s'] * len(ids))})"
 
 
 def _claim_in_two_steps(

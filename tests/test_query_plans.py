@@ -210,6 +210,15 @@ def test_a_claim_with_many_names_and_a_bound_goes_by_its_index_too() -> None:
     goes_by(claim_plan(names=names, max_rank=10), "django_jobs_claim")
 
 
+def test_a_claim_of_rows_that_were_told_finds_them_by_their_ids() -> None:
+    ids = list(rows().pending().filter(queue="default").order_by("-rank").values_list("pk", flat=True)[:8])
+    plan = claim_plan(ids=ids, limit=4)
+    # The status with the id finds a row as well as the id alone. The few that are found are put in order.
+    assert plan.indexes & {"PRIMARY", "django_jobs_list"}, plan
+    assert "django_jobs_claim" not in plan.indexes, plan
+    assert not plan.reads_the_whole_table, plan
+
+
 def test_an_empty_queue_is_found_empty_by_the_index() -> None:
     plan = plan_of(lambda: claim(OWNER, NOW, queue="empty"), CLAIM_BEGINS[connection.vendor])
     goes_by(plan, "django_jobs_claim")

@@ -15,6 +15,7 @@ import pytest
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
 from django_jobs import clock, contention, transitions
+from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.states import FINAL, TRANSITIONS, Status
@@ -169,6 +170,16 @@ def test_a_claim_takes_no_more_than_its_limit(now: datetime, worker: Worker) -> 
     assert len(claim(worker, now, limit=3)) == 3
     assert len(claim(worker, now, limit=0)) == 0
     assert JobExecution.objects.pending().count() == 2
+
+
+def test_of_rows_that_were_told_only_the_pending_ones_are_claimed_and_no_other(now: datetime, worker: Worker) -> None:
+    low, high = JobExecutionFactory(now=now, priority=-50), JobExecutionFactory(now=now)
+    JobExecutionFactory(now=now, priority=100)
+    gone = [JobExecutionFactory(now=now, status=status).pk for status in ("scheduled", "running", "ok", "cancelled")]
+    elsewhere = [JobExecutionFactory(now=now, queue="mail").pk, JobExecutionFactory(now=now, job_name="acc.slow").pk]
+    claimed = claim(worker, now, ids=[low.pk, *gone, *elsewhere, uuid7(), high.pk])
+    assert [row.pk for row in claimed] == [high.pk, low.pk]
+    assert claim(worker, now, ids=[]) == []
 
 
 def test_only_the_names_and_the_queue_asked_for_are_claimed(now: datetime, worker: Worker) -> None:
