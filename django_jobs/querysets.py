@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from django.apps import apps
@@ -95,8 +95,3 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
     def silent(self, now: datetime, lost_after: float) -> Self:
         """Workers that did not beat within `lost_after` seconds, and those that said they stopped."""
         return self.exclude(stopped_at__isnull=True, heartbeat_at__gt=now - timedelta(seconds=lost_after))
-
-
-def count_by(queryset: models.QuerySet[Any], field: str) -> dict[Any, int]:
-    """Return how many rows of the set have each value of `field`, in one aggregate."""
-    return dict(queryset.order_by().values_list(field).annotate(n=models.Count("pk")))

@@ -72,11 +72,3 @@ TRANSITIONS: dict[str, Transition] = dict(
         _move("retry", {Status.ERROR, Status.CANCELLED}, {Status.PENDING}),
     ]
 )
-
-
-def is_legal(source: Status | None, target: Status) -> bool:
-    """Say whether some verb moves a row from `source` to `target`; a source of None is a row that did not exist yet."""
-    return any(
-        target in move.targets and (source in move.sources if source is not None else not move.sources)
-        for move in TRANSITIONS.values()
-    )

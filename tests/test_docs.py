@@ -21,7 +21,8 @@ import django_jobs
 from django_jobs import registry
 from django_jobs.conf import DEFAULTS, get_settings
 from django_jobs.options import JobOptions
-from django_jobs.states import Status, is_legal
+from django_jobs.states import Status
+from tests.moves import is_legal
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"

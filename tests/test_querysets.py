@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from django_jobs import clock
 from django_jobs.models import JobExecution, Worker
-from django_jobs.querysets import count_by, key_digest
+from django_jobs.querysets import key_digest
 from django_jobs.states import FINAL, LIVE, Status
 from tests.factories import JobExecutionFactory, WorkerFactory
 
@@ -144,15 +144,6 @@ def test_a_worker_is_either_fresh_or_silent(now: datetime) -> None:
     assert set(Worker.objects.silent(now, 45).values_list("pk", flat=True)) == silent
 
 
-def test_rows_are_counted_by_a_column_in_one_query(now: datetime) -> None:
-    for queue in ("a", "b", "a"):
-        JobExecutionFactory(now=now, queue=queue)
-    with CaptureQueriesContext(connection) as queries:
-        assert count_by(JobExecution.objects.order_by("-pk"), "queue") == {"a": 2, "b": 1}
-    assert len(queries) == 1
-    assert count_by(JobExecution.objects.none(), "queue") == {}
-
-
 # The digest of a key
 
 
@@ -183,8 +174,9 @@ def test_no_organization_is_not_the_organization_without_a_name() -> None:
     assert key_digest(None, "K") != key_digest("", "K")
 
 
-organizations = st.none() | st.text(st.characters(codec="utf-8"), max_size=5)
-keys = st.text(st.characters(codec="utf-8"), max_size=5)
+# Few characters, so that pairs often differ only in where the one part ends.
+keys = st.text("a0:|/\0\né💥", max_size=4)
+organizations = st.none() | keys
 
 
 @given(first=st.tuples(organizations, keys), second=st.tuples(organizations, keys))

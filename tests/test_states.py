@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_jobs.states import FINAL, LIVE, TRANSITIONS, Status, is_legal
-
-# Nothing here depends on the database: once is enough.
-pytestmark = pytest.mark.sqlite
+from django_jobs.states import FINAL, LIVE, TRANSITIONS, Status
+from tests.moves import is_legal
 
 P, R, S, O, E, C = Status.PENDING, Status.RUNNING, Status.SCHEDULED, Status.OK, Status.ERROR, Status.CANCELLED  # noqa: E741
 

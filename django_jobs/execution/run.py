@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -78,11 +77,6 @@ class Run:
         # Monotonic seconds.
         self.started = monotonic()
         self.deadline = None if timeout is None else self.started + timeout
-
-    @property
-    def lock(self) -> threading.Lock:
-        """The lock under which an exception is sent to the handler."""
-        return self.gate.lock
 
     @property
     def thread_id(self) -> int:

@@ -107,7 +107,7 @@ def test_interrupts_at_the_end_of_runs_hit_no_other_run_and_leave_no_lock_handle
     assert {type(run.outcome) for run in ended[True]} <= {Ok, Aborted}
     assert not any(isinstance(run.outcome, Lost) for run in ended[True])
     # Nothing is held: of ours, of logging, of the database.
-    assert not any(run.lock.locked() for runs in ended.values() for run in runs)
+    assert not any(run.gate.lock.locked() for runs in ended.values() for run in runs)
     assert logs._making.acquire(timeout=1)
     logs._making.release()
     for lock in (stream.lock, logging._lock):  # type: ignore[attr-defined]

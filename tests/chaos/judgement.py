@@ -13,11 +13,12 @@ from functools import cached_property
 from itertools import pairwise
 
 from django_jobs.runtime.runner import NO_DATABASE
-from django_jobs.states import FINAL, LIVE, Status, is_legal
+from django_jobs.states import FINAL, LIVE, Status
 from tests.chaos.actors import marker
 from tests.chaos.history import Change
 from tests.chaos.journal import Journal, Pushed
 from tests.chaos.plan import EXIT_CODE
+from tests.moves import is_legal
 from tests.support import Entry
 
 CRON = "acc.tick"

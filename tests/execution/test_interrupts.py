@@ -611,7 +611,7 @@ def test_an_interrupt_at_the_end_of_a_run_hits_neither_the_next_run_nor_our_own_
                 outcome = execute(run)
                 for _ in range(20):
                     _step()
-                assert not run.lock.locked()
+                assert not run.gate.lock.locked()
                 assert not logs._making.locked()
                 results[type(outcome), run.interrupted] += 1
             except BaseException as error:
