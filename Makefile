@@ -9,6 +9,10 @@ CHOSEN := $(filter-out python3,$(PYTHON))$(DJANGO)
 VENV ?= .venv$(if $(CHOSEN),-$(shell echo '$(PYTHON) $(DJANGO)' | cksum | cut -d' ' -f1))
 BIN := $(VENV)/bin
 
+# Python keeps what it compiled, whatever the shell says: else pytest rewrites every test file at each start, and each
+# process that a test starts compiles the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-slow chaos lint format docs bench clean
 

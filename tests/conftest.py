@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
-import socket
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import django
 import hypothesis
 import pytest
 
-from tests.engines import ENGINES, embedded_valkey
+from tests.engines import ENGINES
 from tests.support import Ledger, Runjobs
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
+pytest_plugins = ["tests.redis_servers"]
 
-hypothesis.settings.register_profile("dev", deadline=None)
+# Other examples in each run, so that few are enough for each.
+hypothesis.settings.register_profile("dev", deadline=None, max_examples=30)
 # The same examples each time: a red run is the fault of the change it ran on.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Servers that took part, by name, with their versions.
 _servers = pytest.StashKey[dict[str, str]]()
+# How many cases --database-only left out.
+_left_out = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--database-only", action="store_true", help="leave out the cases that need no database")
 
 
 def _database_version() -> str:
@@ -59,33 +64,62 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked for other engines only."""
+    """Leave out the tests that are marked for other engines only, and with --database-only those that use none."""
     from django.conf import settings
 
-    def belongs(item: pytest.Item) -> bool:
-        marked = {engine for engine in ENGINES if item.get_closest_marker(engine)}
-        return not marked or settings.ENGINE in marked
-
     chosen, left_out = [], []
+    config.stash[_left_out] = 0
     for item in items:
-        (chosen if belongs(item) else left_out).append(item)
+        marked = {engine for engine in ENGINES if item.get_closest_marker(engine)}
+        if marked:
+            belongs = settings.ENGINE in marked
+        else:
+            belongs = not config.option.database_only or _needs_database(item)
+            config.stash[_left_out] += not belongs
+        (chosen if belongs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = config.stash[_left_out]
+
+
+def _needs_database(item: pytest.Item) -> bool:
+    """Whether the case may touch the database: pytest-django forbids it to all others of this process."""
+    marked = any(item.get_closest_marker(name) for name in ("django_db", "subprocess"))
+    return marked or not {"db", "transactional_db"}.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over from a worker process how many cases were left out; each of them sees all."""
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of garbage what lives as long as the run: modules, items and their parameters."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say which servers took part, and write the numbers for tests.run."""
+    from tests.redis_servers import REDIS_SERVERS
+
     servers = [
         *config.stash.get(_servers, {}).values(),
+        *sorted(config.stash[REDIS_SERVERS]),
         f"Python {platform.python_version()}",
         f"Django {django.get_version()}",
     ]
     terminalreporter.write_line(f"ran on {', '.join(servers)}")
+    left_out = config.stash.get(_left_out, 0)
+    if left_out:
+        terminalreporter.write_line(f"{left_out} cases need no database and were left to another run")
     if path := os.environ.get("TEST_REPORT"):
         counts = {name: len(terminalreporter.stats.get(name, ())) for name in ("passed", "failed", "error", "skipped")}
         counts["failed"] += counts.pop("error")
-        Path(path).write_text(json.dumps({"servers": servers, **counts}))
+        Path(path).write_text(json.dumps({"servers": servers, "left_out": left_out, **counts}))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -120,39 +154,3 @@ def runjobs(transactional_db: None, ledger: Ledger, tmp_path: Path) -> Iterator[
         process.close()
         # Shown by pytest when the test fails.
         print(f"--- runjobs pid {process.pid}, exit code {process.process.returncode}\n{process.output}")
-
-
-@pytest.fixture(scope="session")
-def valkey_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a Valkey server for this run: REDIS_URL if that is set, else one started from its wheel."""
-    servers = request.config.stash[_servers]
-    if url := os.environ.get("REDIS_URL"):
-        servers["valkey"] = _valkey_version(url)
-        yield url
-        return
-    with embedded_valkey() as url:
-        servers["valkey"] = _valkey_version(url)
-        yield url
-
-
-def _valkey_version(url: str) -> str:
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379), timeout=5) as connection:
-        connection.sendall(b"INFO server\r\n")
-        answer = connection.recv(8192).decode()
-    fields = dict(line.split(":", 1) for line in answer.splitlines() if ":" in line)
-    return f"Valkey {fields['valkey_version']}" if "valkey_version" in fields else f"Redis {fields['redis_version']}"
-
-
-@pytest.fixture
-def valkey(valkey_url: str, settings: Settings) -> str:
-    """An empty Valkey behind the cache alias "valkey"; its URL, for REDIS_URL of processes that the test starts."""
-    import redis
-
-    with redis.Redis.from_url(valkey_url) as client:
-        client.flushdb()
-    settings.CACHES = {
-        **settings.CACHES,
-        "valkey": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": valkey_url},
-    }
-    return valkey_url

@@ -15,9 +15,6 @@ from django_jobs import conf
 from django_jobs.conf import DEFAULTS, DispatcherSpec, Settings, get_settings, problems, seconds
 from django_jobs.retries import Retry
 
-# Nothing here depends on the database: once is enough.
-pytestmark = pytest.mark.sqlite
-
 PLAIN: dict[str, Any] = {
     "dispatcher": DispatcherSpec(backend="django_jobs.dispatchers.database.DatabaseDispatcher"),
     "queues": None,

@@ -14,9 +14,6 @@ from django.db import connections
 
 from django_jobs.loop import MAX_BACKOFF, Loop
 
-# Nothing here depends on the database: once is enough.
-pytestmark = pytest.mark.sqlite
-
 FOR_EVER = 3600.0
 
 

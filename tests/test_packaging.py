@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,9 +50,13 @@ PUBLIC = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(), filename=str(path))
+@cache
+def modules() -> list[tuple[str, list[ast.AST]]]:
+    """The modules of the package, each as the nodes of its syntax tree."""
+    return [
+        (str(path.relative_to(PACKAGE)), list(ast.walk(ast.parse(path.read_text(), filename=str(path)))))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    ]
 
 
 def django(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -126,7 +130,7 @@ def test_only_conf_reads_djangos_settings() -> None:
             return node.module == "django.conf" and any(name.name == "settings" for name in node.names)
         return isinstance(node, ast.Import) and any(name.name.startswith("django.conf") for name in node.names)
 
-    guilty = {name for name, tree in modules() if any(reads_settings(node) for node in ast.walk(tree))}
+    guilty = {name for name, nodes in modules() if any(map(reads_settings, nodes))}
     assert guilty == {"conf.py"}
 
 
@@ -150,7 +154,7 @@ def writes_status(node: ast.AST) -> bool:
 
 
 def test_only_transitions_writes_the_status() -> None:
-    guilty = {name for name, tree in modules() if any(writes_status(node) for node in ast.walk(tree))}
+    guilty = {name for name, nodes in modules() if any(map(writes_status, nodes))}
     assert guilty == {"transitions.py"}
 
 
@@ -158,7 +162,7 @@ def test_no_sql_outside_transitions_sets_the_status() -> None:
     def sets_status(node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and isinstance(node.value, str) and "SET status" in node.value
 
-    guilty = {name for name, tree in modules() if any(sets_status(node) for node in ast.walk(tree))}
+    guilty = {name for name, nodes in modules() if any(map(sets_status, nodes))}
     assert guilty <= {"transitions.py", "sql.py"}
 
 
@@ -194,7 +198,7 @@ def test_nothing_that_travels_can_be_executed() -> None:
             return {"pickle"}
         return set()
 
-    guilty = {name for name, tree in modules() if any(names(node) & forbidden for node in ast.walk(tree))}
+    guilty = {name for name, nodes in modules() if any(names(node) & forbidden for node in nodes)}
     assert guilty == set()
 
 

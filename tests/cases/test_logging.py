@@ -44,7 +44,7 @@ def test_a_flood_of_lines_is_cut_to_its_two_ends_and_costs_no_memory() -> None:
     flooding_logger.setLevel(logging.INFO)
 
     def flood() -> None:
-        for number in range(30_000):
+        for number in range(10_000):
             flooding_logger.info("%06d %s", number, "x" * 200)
 
     def one_long_line() -> None:
@@ -58,8 +58,8 @@ def test_a_flood_of_lines_is_cut_to_its_two_ends_and_costs_no_memory() -> None:
     assert (list(logging.root.handlers), list(flooding_logger.handlers)) == before
     assert (flooded.status, long.status) == (Status.OK, Status.OK)
     lines = messages(flooded)
-    assert lines[0].startswith("000000") and lines[-1].startswith("029999")
-    assert "29900 lines dropped" in lines[50]
+    assert lines[0].startswith("000000") and lines[-1].startswith("009999")
+    assert "9900 lines dropped" in lines[50]
     assert len(lines) == 101
     assert len(messages(long)[0]) < 10_000
     for row in (flooded, long):

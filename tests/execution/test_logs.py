@@ -154,7 +154,7 @@ def test_a_flood_of_lines_is_bounded_in_memory_and_in_the_row() -> None:
     line = record("%07d " + "x" * 192, 0)
     tracemalloc.start()
     try:
-        for number in range(100_000):
+        for number in range(20_000):
             line.args = (number,)
             buffer.add(line)
         _, peak = tracemalloc.get_traced_memory()
@@ -164,8 +164,8 @@ def test_a_flood_of_lines_is_bounded_in_memory_and_in_the_row() -> None:
     entries = buffer.entries()
     assert len(entries) == 101
     assert entries[0]["message"].startswith("0000000")
-    assert entries[50]["dropped"] == 99_900
-    assert entries[-1]["message"].startswith("0099999")
+    assert entries[50]["dropped"] == 19_900
+    assert entries[-1]["message"].startswith("0019999")
 
 
 def test_one_huge_line_is_cut_before_it_is_kept() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from django_jobs import JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
-from django_jobs.execution import announcer
+from django_jobs.execution import announcer, pool
+from django_jobs.execution.liveness import Watch
 from django_jobs.models import JobExecution
 from django_jobs.runtime.worker import Pauses
 from django_jobs.states import Status
@@ -133,7 +134,10 @@ def test_a_task_that_exits_ends_neither_the_event_loop_nor_the_runs_on_it() -> N
         assert [ended(row).status for row in rows] == [Status.OK, Status.OK]
 
 
-def test_rows_go_back_untried_while_the_system_has_no_threads_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_go_back_untried_while_the_system_has_no_threads_for_them(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "POLL_INTERVAL": 0.1}
     scarce = ["django_jobs slot 1", "django_jobs event loop"]
     start = threading.Thread.start
 
@@ -231,7 +235,8 @@ def test_a_job_cancelled_while_it_waits_never_starts() -> None:
     assert (second.status, second.cancelled_by_name) == (Status.CANCELLED, "a person")
 
 
-def test_a_cancel_reaches_the_running_handler() -> None:
+def test_a_cancel_reaches_the_running_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "INTERVAL", 0.1)
     started = threading.Event()
 
     def heed(ctx: JobContext) -> None:
@@ -281,8 +286,9 @@ def beside_again(row: JobExecution) -> bool:
     return row.run_no > 1
 
 
-def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any) -> None:
+def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
+    monkeypatch.setattr(pool, "LOOP_PATIENCE", 0.2)
     release, waiting = threading.Event(), threading.Event()
 
     async def wait_long() -> None:
@@ -308,7 +314,8 @@ def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any) -> No
             JobExecution.objects.filter(pk=beside.pk).delete()
 
 
-def test_slow_receivers_hold_up_claims_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_receivers_hold_up_claims_and_no_memory(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "POLL_INTERVAL": 0.1}
     release, started = threading.Event(), []
 
     def receive(**kwargs: Any) -> None:
