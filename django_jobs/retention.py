@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Q
 
 from django_jobs.clock import EPOCH
-from django_jobs.contention import retried
+from django_jobs.contention import passes_over_locks, retried
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.states import Status
@@ -37,7 +38,7 @@ def trim(
     if surplus is None:
         return 0
     oldest = surplus.order_by("completed_at", "pk").values_list("pk", flat=True)
-    if not connections[using].features.has_select_for_update_skip_locked:
+    if not passes_over_locks(using):
         # SQLite: read before the write, so that no transaction has to turn from reading to writing.
         ids = list(oldest[:limit])
         return surplus.filter(pk__in=ids).delete_finished() if ids else 0
@@ -45,6 +46,17 @@ def trim(
         ids = list(oldest.select_for_update(skip_locked=True)[:limit])
         # By the id alone: they are locked, and a DELETE that reads the range again would wait for those passed over.
         return JobExecution.objects.using(using).filter(pk__in=ids).delete_finished() if ids else 0
+
+
+@retried
+def discard(ids: Collection[UUID], *, using: str) -> int:
+    """Delete those of these rows that are finished and that no other transaction holds; return how many went."""
+    rows = JobExecution.objects.using(using).filter(pk__in=ids)
+    if not passes_over_locks(using):
+        return rows.delete_finished()
+    with transaction.atomic(using=using):
+        free = list(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        return JobExecution.objects.using(using).filter(pk__in=free).delete_finished() if free else 0
 
 
 def _surplus(

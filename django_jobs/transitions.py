@@ -214,30 +214,54 @@ class _Incomplete(Exception):
 
 
 @retried
-def finish(endings: Sequence[Ending], *, now: datetime, using: str) -> dict[UUID, Status]:
+def finish(endings: Sequence[Ending], *, now: datetime, using: str, wait: bool = True) -> dict[UUID, Status]:
     """Write how runs ended, in one transaction; return the rows that moved with the status they got.
 
-    A row that is missing from the answer was not this run's any more: somebody rescued, finished or deleted it.
+    A row that is missing from the answer was not this run's any more: somebody rescued, finished or deleted it. With
+    `wait=False` it may also be one that another transaction holds, which still_running() tells; on SQLite, where one
+    writer holds all rows, this waits in any case.
     """
     connection = connections[using]
+    wait = wait or not passes_over_locks(using)
     try:
         with transaction.atomic(using=using, savepoint=len(endings) > 1):
-            return _finish_all(endings, now, connection)
+            if not wait and connection.vendor == "mysql":
+                # No UPDATE passes over locked rows, and none may read its own table for those that are free.
+                endings, wait = _free(endings, connection), True
+            return _finish_all(endings, now, connection, wait)
     except _Incomplete:
         with transaction.atomic(using=using):
             moved: dict[UUID, Status] = {}
             for ending in endings:
-                if _write([ending], now, connection) == 1:
+                if _write([ending], now, connection, wait) == 1:
                     moved |= _statuses([ending], connection)
             return moved
 
 
-def _finish_all(endings: Sequence[Ending], now: datetime, connection: Any) -> dict[UUID, Status]:
+def still_running(endings: Sequence[Ending], *, using: str) -> set[UUID]:
+    """Return whose rows are still their run's, of those that finish() did not move."""
+    expected = {ending.execution_id: ending.run_no for ending in endings}
+    found = JobExecution.objects.using(using).running().filter(pk__in=list(expected))
+    return {pk for pk, run_no in found.values_list("pk", "run_no") if expected[pk] == run_no}
+
+
+def _free(endings: Sequence[Ending], connection: Any) -> list[Ending]:
+    """Lock the rows that are still their run's and that nobody holds; return their endings."""
+    # By the id alone: with the status the plan may go by an index of it, and lock there as well.
+    marks = ", ".join(["%s"] * len(endings))
+    statement = f"SELECT id, run_no, status FROM {rows.TABLE} WHERE id IN ({marks}) FOR UPDATE SKIP LOCKED"
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [rows.identity(ending.execution_id, connection) for ending in endings])
+        free = {(UUID(pk), run_no) for pk, run_no, status in cursor.fetchall() if status == Status.RUNNING}
+    return [ending for ending in endings if (ending.execution_id, ending.run_no) in free]
+
+
+def _finish_all(endings: Sequence[Ending], now: datetime, connection: Any, wait: bool) -> dict[UUID, Status]:
     groups: dict[tuple[Status, bool, int], list[Ending]] = {}
     for ending in endings:
         # Rows to drop go together when one number fences them all, which is nearly always.
         groups.setdefault((ending.status, ending.drop, ending.run_no if ending.drop else 0), []).append(ending)
-    written = sum(_write(group, now, connection) for group in groups.values())
+    written = sum(_write(group, now, connection, wait) for group in groups.values())
     if written == len(endings):
         return _statuses(endings, connection)
     if len(endings) > 1:
@@ -245,16 +269,19 @@ def _finish_all(endings: Sequence[Ending], now: datetime, connection: Any) -> di
     return {}
 
 
-def _write(endings: list[Ending], now: datetime, connection: Any) -> int:
+def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) -> int:
     """Write endings of one kind; return how many rows moved."""
     first = endings[0]
     if first.drop:
-        deleted = _delete(endings, connection)
+        deleted = _delete(endings, connection, wait)
         if first.status is not Status.ERROR or deleted == len(endings):
             return deleted
         # Those that are left are marked, and end CANCELLED, or are not this worker's any more.
-        return deleted + _write([replace(ending, drop=False) for ending in endings], now, connection)
-    statement = f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE id = %s AND run_no = %s AND status = 'running'"
+        return deleted + _write([replace(ending, drop=False) for ending in endings], now, connection, wait)
+    mine = "id = %s AND run_no = %s AND status = 'running'"
+    if not wait:
+        mine = f"id = (SELECT id FROM {rows.TABLE} WHERE {mine} FOR UPDATE SKIP LOCKED)"
+    statement = f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE {mine}"
     moment = rows.instant(now, connection)
     parameters = [
         [
@@ -282,13 +309,16 @@ def _write(endings: list[Ending], now: datetime, connection: Any) -> int:
         return int(cursor.rowcount)
 
 
-def _delete(endings: list[Ending], connection: Any) -> int:
+def _delete(endings: list[Ending], connection: Any, wait: bool) -> int:
     first = endings[0]
     ids = [rows.identity(ending.execution_id, connection) for ending in endings]
-    statement = (
-        f"DELETE FROM {rows.TABLE} WHERE id IN ({', '.join(['%s'] * len(ids))}) AND run_no = %s AND status = 'running'"
-        f"{' AND cancel_requested_at IS NULL' if first.status is Status.ERROR else ''}"
-    )
+    mine = f"id IN ({', '.join(['%s'] * len(ids))}) AND run_no = %s AND status = 'running'"
+    if first.status is Status.ERROR:
+        mine += " AND cancel_requested_at IS NULL"
+    if not wait:
+        # An array is made once; a plain IN may ask again for each row.
+        mine = f"id = ANY (ARRAY (SELECT id FROM {rows.TABLE} WHERE {mine} FOR UPDATE SKIP LOCKED))"
+    statement = f"DELETE FROM {rows.TABLE} WHERE {mine}"
     with connection.cursor() as cursor:
         cursor.execute(statement, [*ids, first.run_no])
         return int(cursor.rowcount)

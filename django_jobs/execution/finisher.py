@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from django.db import DatabaseError, InterfaceError, connections, transaction
 from django_jobs import clock, retention, transitions
 from django_jobs.contention import is_connection_loss, is_contention
 from django_jobs.execution.endings import UNSTORABLE, ending_of, surplus_of
+from django_jobs.execution.held import Held
 from django_jobs.execution.outcomes import Failed, Ok
 from django_jobs.execution.run import Run
 from django_jobs.loop import OnDeath, start_thread
@@ -37,8 +38,9 @@ class Finisher:
     """Collects ended runs and writes them in batches from a thread of its own.
 
     A batch goes out at 100 rows, 256 kB or 50 ms, or as soon as nothing runs any more. Rows are fenced one by one: a
-    run that lost its row changes nothing and sends no signal. `tell` gets, after each write, the runs whose rows moved
-    with the status each got and when.
+    run that lost its row changes nothing and sends no signal. A row that another transaction holds makes no batch wait:
+    it is tried again by itself. `tell` gets, after each write, the runs whose rows moved with the status each got and
+    when.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class Finisher:
         self._is_quiet = is_quiet
         self._ended: deque[Run] = deque()
         self._writing: Sequence[Run] = ()
+        self._held = Held()
         self._bytes = 0
         self._work = threading.Event()
         self._full = threading.Event()
         self._stopping = False
+        self._stop_by = 0.0
         # Ended here, and given up on: the watch ends these rows, which a release would start again.
         self.unstored: set[UUID] = set()
         self._thread: threading.Thread | None = None
@@ -86,19 +90,23 @@ class Finisher:
     @property
     def is_congested(self) -> bool:
         """Whether so much is unwritten that no more should be claimed."""
-        return len(self._ended) >= BACKLOG_MAX or self._bytes >= BACKLOG_BYTES
+        held = self._held
+        return len(self._ended) + len(held.runs) >= BACKLOG_MAX or self._bytes + held.size >= BACKLOG_BYTES
 
     @property
     def is_idle(self) -> bool:
         """Whether everything is written."""
-        return not self._ended and not self._writing
+        return not self._ended and not self._writing and not self._held.runs
 
     def unwritten(self) -> list[UUID]:
         """Executions that ended here and are not written yet."""
-        return [run.execution.pk for run in (*tuple(self._ended), *self._writing)]
+        # In this order: a run moves from one to the next, and from those being written back to the held ones.
+        runs = (*tuple(self._ended), *self._held.runs, *self._writing, *self._held.runs)
+        return list(dict.fromkeys(run.execution.pk for run in runs))
 
     def stop(self, timeout: float) -> bool:
         """Write what is left and end the thread; return whether that was done in time."""
+        self._stop_by = time.monotonic() + timeout
         self._stopping = True
         self._work.set()
         self._full.set()
@@ -108,19 +116,23 @@ class Finisher:
 
     def _run(self) -> None:
         while True:
-            self._work.wait()
-            if not self._ended:
-                if self._stopping:
+            if self._held.runs or not self._stopping:
+                self._work.wait(self._held.seconds_left())
+            if self._held.seconds_left() == 0.0:
+                batch = self._take_held()
+            elif not self._ended:
+                if self._stopping and self._is_over():
                     return
                 self._work.clear()
                 # A run put between the look and the clear would wait for the one after it.
-                if self._ended or self._stopping:
+                if self._ended or (self._stopping and not self._held.runs):
                     self._work.set()
                 continue
-            if len(self._ended) < BATCH_ROWS and self._bytes < BATCH_BYTES and not self._stopping:
-                self._full.wait(BATCH_SECONDS)
-            self._full.clear()
-            batch = self._take()
+            else:
+                if len(self._ended) < BATCH_ROWS and self._bytes < BATCH_BYTES and not self._stopping:
+                    self._full.wait(BATCH_SECONDS)
+                self._full.clear()
+                batch = self._take()
             try:
                 self._write(batch)
             except Exception:
@@ -143,6 +155,25 @@ class Finisher:
             size += batch[-1].size
         self._bytes = self._bytes - size if self._ended else 0
         return batch
+
+    def _take_held(self) -> list[Run]:
+        """Take over those whose rows were held a moment ago."""
+        batch = list(self._held.runs)
+        # Before they leave there, as above.
+        self._writing = batch
+        self._held.clear()
+        return batch
+
+    def _is_over(self) -> bool:
+        """Whether a stopping finisher has nothing left to do, or no time for it."""
+        if not (held := self._held.runs):
+            return True
+        if time.monotonic() < self._stop_by:
+            return False
+        logger.error(
+            "%d outcomes were not stored: another transaction holds their rows, which will be rescued", len(held)
+        )
+        return True
 
     def _write(self, batch: list[Run]) -> None:
         """Write a batch until it is written; the handlers never run again for it, whatever the database says."""
@@ -183,17 +214,26 @@ class Finisher:
         }
         # Atomic runs wrote their own end; that of a job that keeps none is still to go.
         recorded = {run.execution.pk: Status.OK for run in batch if run.recorded}
-        unkept = [run.execution.pk for run in batch if run.recorded and run.job.retention(Status.OK) == 0]
-        if unkept:
-            JobExecution.objects.using(self._using).filter(pk__in=unkept).delete_finished()
-        moved = transitions.finish(list(endings.values()), now=now, using=self._using) if endings else {}
+        self._discard(run for run in batch if run.recorded and run.job.retention(Status.OK) == 0)
+        moved = transitions.finish(list(endings.values()), now=now, using=self._using, wait=False) if endings else {}
         if after_loss and (missing := [e for pk, e in endings.items() if pk not in moved]):
             moved |= self._settled(missing, now)
         # A mark turned these into what their job keeps none of.
-        unkept = [run.execution.pk for run in batch if _is_unkept_cancel(run, moved)]
-        if unkept:
-            JobExecution.objects.using(self._using).filter(pk__in=unkept).delete_finished()
+        self._discard(run for run in batch if _is_unkept_cancel(run, moved))
+        if missing := [e for pk, e in endings.items() if pk not in moved]:
+            held = transitions.still_running(missing, using=self._using)
+            self._held.put([run for run in batch if run.execution.pk in held])
         return moved | recorded
+
+    def _discard(self, runs: Iterable[Run]) -> None:
+        """Delete finished rows that their jobs keep none of; what cannot go now goes with the next trim."""
+        if ids := [run.execution.pk for run in runs]:
+            try:
+                retention.discard(ids, using=self._using)
+            except DatabaseError as error:
+                if is_connection_loss(error, self._using):
+                    raise
+                logger.debug("%d executions were not deleted: %s", len(ids), error)
 
     def _settled(self, endings: list[Ending], now: datetime) -> dict[UUID, Status]:
         """Find what a commit did whose reply was lost with the connection: our own writes carry our `now`."""
@@ -220,7 +260,8 @@ class Finisher:
         try:
             with transaction.atomic(using=self._using):
                 now = clock.now(self._using)
-                transitions.finish([transitions.fail(run.execution, error=UNSTORABLE)], now=now, using=self._using)
+                ending = transitions.fail(run.execution, error=UNSTORABLE)
+                transitions.finish([ending], now=now, using=self._using, wait=False)
                 transaction.set_rollback(True, using=self._using)
         except (DatabaseError, InterfaceError):
             connections[self._using].close()
@@ -241,7 +282,8 @@ class Finisher:
                 now = clock.now(self._using)
                 with transaction.atomic(using=self._using):
                     ending = less(run, now)
-                    moved = transitions.finish([ending], now=now, using=self._using) if ending else {}
+                    moved = transitions.finish([ending], now=now, using=self._using, wait=False) if ending else {}
+                    held = ending and not moved and transitions.still_running([ending], using=self._using)
             except Exception as refusal:  # noqa: BLE001 - told below, or by the write that follows
                 passes = is_connection_loss(refusal, self._using) or is_contention(refusal)
                 connections[self._using].close()
@@ -250,6 +292,7 @@ class Finisher:
                     return
                 continue
             self._tell([(run, status, now) for status in moved.values()])
+            self._held.put([run] if held else [])
             return
         logger.error("the outcome of %s could not be stored at all", run.execution)
         self.unstored.add(run.execution.pk)

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from django.db import DatabaseError, transaction
+
 from django_jobs import clock, transitions
 from django_jobs.conf import get_settings
+from django_jobs.contention import is_connection_loss, is_contention, passes_over_locks
 from django_jobs.execution.endings import UNSTORABLE
 from django_jobs.execution.run import Run
 from django_jobs.fields import uuid7
@@ -162,18 +165,32 @@ class Watch:
             elif marked is not None:
                 self._runs.cancel(run)
         # After all cancels: one that the database refuses ends this tick.
-        for pk, run in running.items():
-            if run.progress is not None and self._progress.get(pk) is not run.progress:
-                self._write_progress(run, now)
+        if new := [run for pk, run in running.items() if self._progress.get(pk) is not run.progress]:
+            self._write_progress(new, now)
         self._progress = {pk: done for pk, done in self._progress.items() if pk in still}
 
-    def _write_progress(self, run: Run, now: datetime) -> None:
-        progress = run.progress
-        # Before the write: what is refused once is not tried again.
-        self._progress[run.execution.pk] = progress
-        JobExecution.objects.using(self._liveness.using).running().filter(
-            pk=run.execution.pk, run_no=run.execution.run_no
-        ).update(progress=progress, updated_at=now)
+    def _write_progress(self, runs: list[Run], now: datetime) -> None:
+        """Write what runs reported; a row that another transaction holds is passed over until the next look."""
+        using = self._liveness.using
+        reported = {run.execution.pk: run.progress for run in runs}
+        mine = JobExecution.objects.using(using).running()
+        done: list[UUID] = []
+        try:
+            with transaction.atomic(using=using):
+                free = set(reported)
+                if passes_over_locks(using):
+                    rows = JobExecution.objects.using(using).filter(pk__in=list(reported))
+                    free = set(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
+                for row in (run.execution for run in runs if run.execution.pk in free):
+                    done.append(row.pk)
+                    mine.filter(pk=row.pk, run_no=row.run_no).update(progress=reported[row.pk], updated_at=now)
+        except DatabaseError as error:
+            passes = is_contention(error) or is_connection_loss(error, using)
+            # The last one was refused for what it holds, and is not tried again.
+            done = [] if passes else done[-1:]
+            raise
+        finally:
+            self._progress.update({pk: reported[pk] for pk in done})
 
     def _reconcile(self, now: datetime) -> None:
         """Move on the rows the table gives this process that it does not know.
@@ -191,6 +208,7 @@ class Watch:
         for ident in due:
             row, unstored = given[ident], ident[0] in self._runs.unstored()
             ending = transitions.fail(row, error=UNSTORABLE) if unstored else transitions.release(row)
-            transitions.finish([ending], now=now, using=using)
+            if not transitions.finish([ending], now=now, using=using, wait=False):
+                continue
             what = "ended" if unstored else "handed back: the reply to its claim was lost"
             logger.warning("execution %s was %s", ident[0], what)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +22,7 @@ from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory
+from tests.runtime.support import held, in_thread
 from tests.support import assert_consistent, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -250,3 +253,78 @@ def test_a_worker_claims_nothing_more_while_too_much_is_unwritten(monkeypatch: p
         release.set()
         wait_for(lambda: len(told) == 5, 10, "all are written")
         assert not finisher.is_congested
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_row_that_another_transaction_holds_makes_no_other_outcome_wait() -> None:
+    """An admin page that marks a run for cancel holds its row for as long as the request takes."""
+    kept, dropped, failed, late = (
+        ended_run(),
+        ended_run(record="none"),
+        ended_run(failure()),
+        ended_run(failure(delay=60)),
+    )
+    with a_finisher() as (finisher, told):
+        with held(late.execution):
+            for run in (kept, dropped, late, failed):
+                finisher.put(run)
+            wait_for(lambda: len(told) == 3, 5, "the others are written")
+            assert {run for run, _, _ in told} == {kept, dropped, failed}
+            assert finisher.unwritten() == [late.execution.pk]
+            assert not finisher.is_idle
+        wait_for(lambda: finisher.is_idle, 5, "the held one is written as well")
+    assert [(run, status) for run, status, _ in told[3:]] == [(late, Status.SCHEDULED)]
+    assert_consistent()
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.parametrize("options", [{}, {"record": "none"}])
+def test_a_row_that_is_marked_while_it_is_held_ends_as_the_mark_says(options: dict[str, Any]) -> None:
+    run = ended_run(failure(), **options)
+    with a_finisher() as (finisher, told):
+        with held(run.execution, cancel_requested_at=clock.now("default")):
+            finisher.put(run)
+            wait_for(lambda: finisher._held.runs, 5, "it was passed over")
+        wait_for(lambda: told, 5, "it is written")
+    assert [status for _, status, _ in told] == [Status.CANCELLED]
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_row_that_is_taken_away_while_it_is_held_is_not_told() -> None:
+    run = ended_run()
+    with a_finisher() as (finisher, told):
+        with held(run.execution, run_no=run.execution.run_no + 1):
+            finisher.put(run)
+            wait_for(lambda: finisher._held.runs, 5, "it was passed over")
+        wait_for(lambda: finisher.is_idle, 5, "it is given up")
+    assert told == []
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_row_that_stays_held_makes_no_end_of_the_process_wait_longer_than_it_may() -> None:
+    run, later = ended_run(), ended_run()
+    with a_finisher() as (finisher, told), held(run.execution):
+        finisher.put(run)
+        wait_for(lambda: finisher._held.runs, 5, "it was passed over")
+        finisher.put(later)
+        started = time.monotonic()
+        assert not finisher.stop(0.5)
+        assert time.monotonic() - started < 2
+        assert [run for run, _, _ in told] == [later]
+        assert finisher.unwritten() == [run.execution.pk]
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_an_atomic_runs_end_waits_for_who_holds_its_row() -> None:
+    """Passed over, it would be taken for lost, and what the handler did rolled back."""
+    run = ended_run()
+    with ThreadPoolExecutor(1) as pool, held(run.execution):
+        recorded = pool.submit(in_thread, lambda: recorder(run, "default")(Ok()))
+        with pytest.raises(TimeoutError):
+            recorded.result(0.2)
+    assert recorded.result()

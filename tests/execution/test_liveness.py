@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import DataError
 
 from django_jobs import JobContext, clock
 from django_jobs.execution.endings import UNSTORABLE
 from django_jobs.execution.liveness import Liveness, Watch
 from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution, Worker
+from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.states import Status
 from tests.execution.test_finisher import ended_run
 from tests.factories import JobExecutionFactory
+from tests.runtime.support import held, in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -118,6 +122,61 @@ def test_the_watch_writes_progress_once_for_each_report(liveness: Liveness) -> N
     JobExecution.objects.update(progress=None)
     watch.tick()
     assert JobExecution.objects.get(pk=run.execution.pk).progress is None
+
+
+def reporting(run: Run, done: int) -> Run:
+    """Have a run report how far it is."""
+    run.job_context = run.job_context or JobContext.detached("acc.mark", {})
+    run.job_context.reported = {"done": done, "total": 3, "note": ""}
+    return run
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_row_that_another_transaction_holds_keeps_no_other_from_its_progress_and_has_its_turn_later(
+    liveness: Liveness,
+) -> None:
+    late, other = (reporting(ended_run(row=owned_by(liveness)), 1) for _ in range(2))
+    watch = Watch(liveness, Runs(late, other))
+    with held(late.execution):
+        in_thread(watch.tick)
+        assert JobExecution.objects.get(pk=other.execution.pk).progress is not None
+    assert JobExecution.objects.get(pk=late.execution.pk).progress is None
+    watch.tick()
+    assert JobExecution.objects.get(pk=late.execution.pk).progress is not None
+
+
+def test_a_progress_that_the_database_refuses_costs_the_others_nothing(
+    liveness: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [reporting(ended_run(row=owned_by(liveness)), done) for done in range(3)]
+    watch, update = Watch(liveness, Runs(*runs)), ExecutionQuerySet.update
+
+    def refusing(rows: Any, **values: Any) -> int:
+        if values["progress"]["done"] == 1:
+            raise DataError("poison")
+        return update(rows, **values)
+
+    monkeypatch.setattr(ExecutionQuerySet, "update", refusing)
+    with pytest.raises(DataError):
+        watch.tick()
+    watch.tick()
+    stored = dict(JobExecution.objects.values_list("pk", "progress"))
+    assert [stored[run.execution.pk] is None for run in runs] == [False, True, False]
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_stray_that_another_transaction_holds_has_its_turn_later(liveness: Liveness) -> None:
+    stray, watch = owned_by(liveness), Watch(liveness, Runs())
+    moments = [clock.now("default") + timedelta(seconds=11 * look) for look in range(4)]
+    watch.tick(now=moments[0])
+    with held(stray):
+        in_thread(lambda: watch.tick(now=moments[1]))
+    for moment in moments[2:]:
+        watch.tick(now=moment)
+    stray.refresh_from_db()
+    assert stray.status == Status.PENDING
 
 
 def test_a_row_nobody_here_knows_is_handed_back_after_two_looks(liveness: Liveness) -> None:

@@ -99,16 +99,16 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
 
 
 @contextmanager
-def held(row: JobExecution) -> Iterator[None]:
-    """Have another transaction hold the row while the block runs."""
+def held(row: JobExecution, **change: Any) -> Iterator[None]:
+    """Have another transaction hold the row while the block runs; what it changes, if anything, is committed then."""
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold() -> None:
         with transaction.atomic():
-            JobExecution.objects.filter(pk=row.pk).update(error="held")
+            JobExecution.objects.filter(pk=row.pk).update(**change or {"error": "held"})
             is_held.set()
             is_over.wait(10)
-            transaction.set_rollback(True)
+            transaction.set_rollback(not change)
 
     thread = threading.Thread(target=in_thread, args=(hold,))
     thread.start()

@@ -1,0 +1,54 @@
+"""Ended runs whose rows another transaction holds, and when to try them again; kept by the finisher."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from django_jobs.execution.run import Run
+
+logger = logging.getLogger("django_jobs.finisher")
+
+PAUSE = 0.05
+MAX_PAUSE = 1.0
+
+
+class Held:
+    """Keeps such runs apart from the batches that they would hold up; they are tried all at once, after a pause.
+
+    Only the finisher's thread changes it; it may be read from any.
+    """
+
+    def __init__(self) -> None:
+        self.runs: tuple[Run, ...] = ()
+        self._tried: set[UUID] = set()
+        self._pause = PAUSE
+        self._due_at = 0.0
+
+    @property
+    def size(self) -> int:
+        """The bytes that they keep."""
+        return sum(run.size for run in self.runs)
+
+    def put(self, runs: Sequence[Run]) -> None:
+        """Take over runs whose rows were passed over; those that come back wait longer."""
+        if not runs:
+            return
+        again = sum(run.execution.pk in self._tried for run in runs)
+        # Not at the first time: writes of our own hold a row for a moment as well.
+        if again and self._pause == PAUSE:
+            logger.warning("the outcomes of %d runs wait for another transaction that holds their rows", again)
+        self._pause = min(self._pause * 2, MAX_PAUSE) if again else PAUSE
+        self._due_at = time.monotonic() + self._pause
+        self.runs += tuple(runs)
+
+    def seconds_left(self) -> float | None:
+        """Return how long to wait until they are due; None when there are none."""
+        return max(self._due_at - time.monotonic(), 0.0) if self.runs else None
+
+    def clear(self) -> None:
+        """Forget the runs, which somebody else looks after now."""
+        self._tried = {run.execution.pk for run in self.runs}
+        self.runs = ()
