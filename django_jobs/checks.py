@@ -8,6 +8,7 @@ from typing import Any, Literal
 from django.apps import AppConfig
 from django.core import checks
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import get_commands
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
@@ -50,14 +51,25 @@ def _middleware() -> list[CheckMessage]:
 
 
 def _dispatcher() -> list[CheckMessage]:
-    backend = get_settings().dispatcher.backend
+    spec = get_settings().dispatcher
+    backend = spec.backend
     try:
         found = import_string(backend)
+        if isinstance(found, type) and issubclass(found, Dispatcher):
+            # That opens nothing, and tells whether its options can be used.
+            found(spec.options)
+            return []
+    except ImproperlyConfigured as error:
+        return [
+            checks.Error(
+                str(error),
+                hint="Correct it; until then each push is found by polling, and runjobs does not start.",
+                id="django_jobs.E003",
+            )
+        ]
     except Exception as error:  # noqa: BLE001 - see _fault()
         fault = _raised(error)
     else:
-        if isinstance(found, type) and issubclass(found, Dispatcher):
-            return []
         fault = "it is no subclass of django_jobs.dispatchers.Dispatcher"
     return [
         checks.Error(

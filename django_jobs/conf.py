@@ -16,6 +16,7 @@ from django.core.signals import setting_changed
 MAX_SECONDS = 3650 * 86400.0
 DISPATCHERS = {
     "database": "django_jobs.dispatchers.database.DatabaseDispatcher",
+    "redis": "django_jobs.dispatchers.redis.RedisDispatcher",
 }
 RECORDS = ("all", "error", "none")
 

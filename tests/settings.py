@@ -74,7 +74,7 @@ TEMPLATES = [
 ]
 CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 if REDIS_URL:
-    CACHES["valkey"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}
+    CACHES["redis"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}
 
 ROOT_URLCONF = "tests.urls"
 STATIC_URL = "/static/"

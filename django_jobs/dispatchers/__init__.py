@@ -12,9 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_jobs.conf import DispatcherSpec, get_settings
-from django_jobs.dispatchers.base import Dispatcher, Subscription
+from django_jobs.dispatchers.base import Dispatcher, Subscription, Unavailable
 
-__all__ = ["Dispatcher", "Subscription", "announce", "announce_cancel", "get_dispatcher"]
+__all__ = ["Dispatcher", "Subscription", "Unavailable", "announce", "announce_cancel", "get_dispatcher"]
 
 logger = logging.getLogger("django_jobs")
 
@@ -89,9 +89,12 @@ def _log_failure(error: Exception, what: str) -> None:
             return
         left_out, _unlogged, _logged_at = _unlogged, 0, time.monotonic()
     more = f" ({left_out} more failures since the last line)" if left_out else ""
+    # Where the server is at fault the code is not: its text tells all.
+    is_known = isinstance(error, Unavailable)
     logger.error(
-        "The dispatcher failed, %s not sent%s; the rows are stored, workers find them by polling.",
+        "The dispatcher failed, %s not sent%s; the rows are stored, workers find them by polling%s",
         what,
         more,
-        exc_info=error,
+        f": {error}" if is_known else ".",
+        exc_info=None if is_known else error,
     )

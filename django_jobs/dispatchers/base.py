@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
+
+logger = logging.getLogger("django_jobs")
+
+
+class Unavailable(Exception):
+    """The server that carries hints cannot do so now; the text says why, in one line that holds no password."""
 
 
 class Subscription(Protocol):
@@ -23,7 +31,8 @@ class Dispatcher(ABC):
 
     The table is the truth. A hint that is lost costs latency, until a worker polls; one that is doubled, late or about
     a row that is gone costs a look. So a dispatcher never retries for long, never blocks for long and keeps nothing
-    that must survive. It is called after commit, from any thread, and never reads or writes executions.
+    that must survive. It is called after commit, from any thread, never reads or writes executions, and asks the
+    database nothing inside a transaction.
     """
 
     # What Job.mode shows: "database", "queue" or "direct" for those that come with django_jobs.
@@ -61,12 +70,27 @@ class Dispatcher(ABC):
         """
         return _Silent()
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Start no job in this process while the block runs; runjobs enters it, as its worker, if it has one, does that.
+
+        Only for dispatchers that run jobs themselves.
+        """
+        return nullcontext()
+
     def describe(self) -> str:
         """Return how workers learn of new rows: one phrase without secrets, for the lines that runjobs starts with."""
         return self.kind
 
     def close(self) -> None:
         """Let go of connections and threads; called when the settings name another dispatcher. Safe to repeat."""
+
+
+def call(callback: Callable[[], None]) -> None:
+    """Call what a worker subscribed with; one that raises is logged, and keeps no other worker asleep."""
+    try:
+        callback()
+    except Exception:
+        logger.exception("A worker's wake-up callback raised.")
 
 
 class _Silent:

@@ -1,0 +1,59 @@
+"""Keep pushes from waiting again and again for a server that does not answer; used by the redis dispatcher."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django_jobs.dispatchers.base import Unavailable
+
+T = TypeVar("T")
+
+# After a failure nobody asks for SHORTEST seconds, or for PATIENCE times as long as the failure took: whatever the
+# server does, waiting for it takes at most one part in PATIENCE of one thread's time.
+SHORTEST = 0.5
+PATIENCE = 20
+
+
+class Breaker:
+    """Calls nothing for a while after a failure; then lets one caller try. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason = ""
+        # None while all is well; else until when nobody is to ask, by the monotonic clock.
+        self._shut_until: float | None = None
+
+    def call(self, do: Callable[[], T]) -> T:
+        """Return what `do` returns; raise Unavailable when it does, and at once while a failure is recent."""
+        began = time.monotonic()
+        self._admit(began)
+        try:
+            result = do()
+        except Unavailable as error:
+            self.shut(str(error), max(SHORTEST, PATIENCE * (time.monotonic() - began)))
+            raise
+        self.open()
+        return result
+
+    def shut(self, reason: str, seconds: float = SHORTEST) -> None:
+        """Call nothing for so many seconds, also if something was to be tried sooner."""
+        with self._lock:
+            self._reason = reason
+            self._shut_until = max(self._shut_until or 0.0, time.monotonic() + seconds)
+
+    def open(self) -> None:
+        """Call again from now on: the server works."""
+        with self._lock:
+            self._shut_until = None
+
+    def _admit(self, now: float) -> None:
+        with self._lock:
+            if self._shut_until is None:
+                return
+            if now < self._shut_until:
+                raise Unavailable(f"{self._reason} (not asked again so soon)")
+            # This caller tries, and the others wait for what comes of it.
+            self._shut_until = now + SHORTEST * PATIENCE

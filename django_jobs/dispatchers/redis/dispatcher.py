@@ -1,0 +1,134 @@
+"""The sending side: one round trip for each hint, and none while the server is down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_jobs.context import shielded
+from django_jobs.dispatchers.base import Dispatcher, Unavailable
+from django_jobs.dispatchers.redis.breaker import Breaker
+from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, Keys, score
+from django_jobs.dispatchers.redis.server import Server
+from django_jobs.dispatchers.redis.subscription import RedisSubscription
+
+T = TypeVar("T")
+
+# A push waits so many seconds for a connection, and for each answer; twice when the connection it had was dead.
+CONNECT_TIMEOUT = 0.3
+ANSWER_TIMEOUT = 0.4
+
+
+class RedisDispatcher(Dispatcher):
+    """Puts the ids of pending rows into a sorted set for each queue, from which idle workers take them.
+
+    An id that is taken only makes its worker look at the table; one that is lost is found there by polling.
+    """
+
+    kind = "queue"
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """Take `CACHE`, the alias of a django-redis cache (default: "default")."""
+        super().__init__(options)
+        if unknown := set(options) - {"CACHE"}:
+            raise ImproperlyConfigured(
+                f"DJANGO_JOBS: the redis dispatcher has no option {', '.join(sorted(map(repr, unknown)))}; expected "
+                "CACHE, the alias of a django-redis cache."
+            )
+        self._server = Server(options.get("CACHE", "default"))
+        self._keys = Keys(self._server)
+        self._process = _Process(self._server)
+
+    def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
+        """Put the ids where a worker of the queue takes them; those that are there already stay as they are, once."""
+        if not ids:
+            return
+        key, at = self._keys.queue(queue), score(priority)
+
+        def send(process: _Process) -> None:
+            pipe = process.client.pipeline(transaction=False)
+            pipe.zadd(key, {str(id_): at for id_ in ids[:MOST]})
+            pipe.zremrangebyrank(key, MOST, -1)
+            pipe.expire(key, LIFETIME)
+            pipe.sadd(self._keys.queues, queue)
+            pipe.expire(self._keys.queues, LIFETIME)
+            pipe.execute()
+
+        self._send(send)
+
+    def cancel_hint(self, ids: Sequence[UUID]) -> None:
+        """Have all workers look at their cancel marks."""
+        if ids:
+            self._send(lambda process: process.client.publish(self._keys.channel, LOOK))
+
+    def subscribe(
+        self,
+        queues: Collection[str] | None,
+        wake: Callable[[], None],
+        look: Callable[[], None] | None = None,
+        wanted: Callable[[], int] | None = None,
+        *,
+        exclude: Collection[str] = (),
+    ) -> RedisSubscription:
+        """See Dispatcher.subscribe(); connects in a thread of its own, now and whenever the connection is lost."""
+        process = self._here()
+        subscription = RedisSubscription(
+            self._server,
+            self._keys,
+            process.breaker,
+            wake=wake,
+            look=look,
+            wanted=wanted,
+            queues=queues,
+            exclude=exclude,
+            on_close=process.subscriptions.discard,
+        )
+        process.subscriptions.add(subscription)
+        return subscription
+
+    def describe(self) -> str:
+        """Return which server it is."""
+        return f"redis at {self._server}"
+
+    def close(self) -> None:
+        """Close subscriptions and connections."""
+        process = self._here()
+        for subscription in tuple(process.subscriptions):
+            subscription.close()
+        process.client.connection_pool.disconnect()
+
+    def _send(self, send: Callable[[_Process], Any]) -> None:
+        process = self._here()
+
+        def guarded() -> None:
+            with self._server.faults():
+                send(process)
+
+        # A handler that pushes may be interrupted at any moment, but not between a question and its answer.
+        with shielded():
+            try:
+                process.breaker.call(guarded)
+            except Unavailable:
+                # They may lead to a server that has become a replica.
+                process.client.connection_pool.disconnect(inuse_connections=False)
+                raise
+
+    def _here(self) -> _Process:
+        if self._process.pid != os.getpid():
+            # After a fork: threads and connections are the parent's, and a lock may have been held.
+            self._process = _Process(self._server)
+        return self._process
+
+
+class _Process:
+    """What belongs to one process."""
+
+    def __init__(self, server: Server) -> None:
+        self.pid = os.getpid()
+        self.client = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT, retries=1)
+        self.breaker = Breaker()
+        self.subscriptions: set[RedisSubscription] = set()

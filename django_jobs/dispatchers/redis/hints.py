@@ -1,0 +1,96 @@
+"""Take ids from the queues of one worker as long as it wants rows, and wake it for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from django_jobs import registry
+from django_jobs.dispatchers.base import call
+from django_jobs.dispatchers.redis.breaker import Breaker
+from django_jobs.dispatchers.redis.keys import MOST, Keys
+from django_jobs.dispatchers.redis.server import Server
+from django_jobs.dispatchers.redis.session import WAIT, Session
+
+# For the worker that was woken to claim, so that what it still wants is known before more is taken.
+PAUSE = 0.002
+# A worker that is full is asked after 1, 2, 4 ms … whether it is still: short handlers delay no hint by much, long ones
+# cost no work.
+FIRST_NAP, LONGEST_NAP = 0.001, 0.05
+
+
+class Hints(Session):
+    """Pops ids, never more than the worker wants: one hint reaches one worker, and the others may be idle."""
+
+    name = "hints"
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        breaker: Breaker,
+        *,
+        wake: Callable[[], None],
+        wanted: Callable[[], int],
+        queues: Collection[str] | None,
+        exclude: Collection[str],
+    ) -> None:
+        super().__init__(server, breaker)
+        self._keys, self._wake, self._wanted = keys, wake, wanted
+        self._named = None if queues is None else frozenset(queues)
+        self._exclude = frozenset(exclude)
+        self._served: list[str] = []
+        self._served_at = 0.0
+        self._nap = FIRST_NAP
+        self._generosity = 1
+        # What was wanted before the last pop, if that brought as much as it could.
+        self._was_wanted: int | None = None
+
+    def _open(self) -> None:
+        self._find_queues()
+        # A server that does not know the command says so, and a replica, from which nothing may be taken.
+        self._pop([self._keys.nothing], seconds=0.001, count=1)
+        call(self._wake)
+
+    def _listen(self) -> float:
+        wanted = self._wanted()
+        if wanted <= 0:
+            self._nap = min(2 * self._nap, LONGEST_NAP)
+            return self._nap
+        self._nap = FIRST_NAP / 2
+        if time.monotonic() > self._served_at + WAIT:
+            self._find_queues()
+        if not self._served:
+            return WAIT
+        return self._take(wanted)
+
+    def _take(self, wanted: int) -> float:
+        # The last pop was full and the worker, though it looked, wants no less: what lies here was claimed by those who
+        # poll. Twice as much each time, the rest is soon gone, and costs few looks.
+        is_stale = self._was_wanted is not None and wanted >= self._was_wanted
+        self._generosity = 2 * self._generosity if is_stale else 1
+        count = min(wanted * self._generosity, MOST)
+        key, popped = self._pop(self._served, seconds=WAIT, count=count)
+        self._was_wanted = wanted if len(popped) == count else None
+        if not popped:
+            return 0.0
+        # It may have filled up, or be about to end, while this waited.
+        surplus = popped[max(self._wanted(), 0) * self._generosity :]
+        if surplus:
+            self._client.zadd(key, {member: float(score) for member, score in surplus})
+        if len(surplus) < len(popped):
+            call(self._wake)
+        return PAUSE
+
+    def _pop(self, keys: list[str], *, seconds: float, count: int) -> tuple[str, list[Any]]:
+        answer = self._client.execute_command("BZMPOP", seconds, len(keys), *keys, "MIN", "COUNT", count)
+        return ("", []) if answer is None else (answer[0], answer[1])
+
+    def _find_queues(self) -> None:
+        self._served_at = time.monotonic()
+        names = self._named
+        if names is None:
+            hinted = self._client.smembers(self._keys.queues)
+            names = frozenset(job.queue for job in registry.all_jobs()) | {name.decode() for name in hinted}
+        self._served = [self._keys.queue(name) for name in sorted(names - self._exclude)]

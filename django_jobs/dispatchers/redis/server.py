@@ -1,0 +1,135 @@
+"""The server behind a cache alias of django-redis: clients of our own, names of keys, and errors fit to be read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import redis
+from django.core.cache import InvalidCacheBackendError, caches
+from django.core.exceptions import ImproperlyConfigured
+from django_redis.cache import RedisCache
+from django_redis.client import ShardClient
+from django_redis.pool import get_connection_factory
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as ServerGone
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from django_jobs.dispatchers.base import Unavailable
+
+# What the alias says of these is for its own use: a cache may wait for long, and has its own number of connections.
+OUR_OWN = ("socket_timeout", "socket_connect_timeout", "retry", "retry_on_error", "retry_on_timeout", "max_connections")
+NO_LIMIT = 2**31
+
+
+class Server:
+    """One server, as the alias describes it: address, login, TLS, sentinels, database number and prefix of keys.
+
+    Raises ImproperlyConfigured when there is no such alias, or none that leads to one server. Opens nothing.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._cache = _cache(alias)
+        config = caches.settings[alias]
+        location = config["LOCATION"]
+        # The first one takes the writes, the others are replicas.
+        self._url: str = (location.split(",") if isinstance(location, str) else list(location))[0]
+        self._options: dict[str, Any] = dict(config.get("OPTIONS") or {})
+        self._kwargs = self._pool(connect=1, answer=1).connection_kwargs
+
+    def client(self, *, connect: float, answer: float, retries: int = 0) -> redis.Redis:
+        """Return a client with a pool of its own, which waits so many seconds to connect and for each answer.
+
+        With `retries` a connection that turns out to be closed is replaced that often; a late answer is not waited for
+        again.
+        """
+        pool = self._pool(connect=connect, answer=answer)
+        pool.connection_kwargs["retry"] = Retry(NoBackoff(), retries, supported_errors=(ServerGone,))
+        return redis.Redis(connection_pool=pool)
+
+    def key(self, name: str) -> str:
+        """Return the name of a key or channel of ours: with prefix and version, as the cache makes its keys.
+
+        All have one hash tag: a command may name several keys only if they are in one slot of a cluster.
+        """
+        return str(self._cache.make_key(f"{{django_jobs}}:{name}"))
+
+    def __str__(self) -> str:
+        found = self._kwargs
+        if "path" in found:
+            place = str(found["path"])
+        elif "SENTINELS" in self._options:
+            place = f"{urlsplit(self._url).hostname}, found by sentinels,"
+        else:
+            place = f"{found.get('host', 'localhost')}:{found.get('port', 6379)}"
+        return f"{place} database {found.get('db') or 0} (cache {self._alias!r})"
+
+    @contextlib.contextmanager
+    def faults(self) -> Iterator[None]:
+        """Turn what the client raises into an Unavailable of one line that holds no password."""
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            # Without it: a report would show the variables of the client along the way, its password too.
+            raise Unavailable(f"{self}: {self._explain(error)}") from None
+
+    def _explain(self, error: Exception) -> str:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ResponseError) and "unknown command" in text.lower():
+            return "the server is too old, it does not know BZMPOP; use Redis 7, Valkey, or newer"
+        for secret in self._secrets():
+            text = text.replace(secret, "***")
+        return text
+
+    def _secrets(self) -> set[str]:
+        values = {value for name, value in self._kwargs.items() if "password" in name}
+        values |= {self._options.get("PASSWORD"), (self._options.get("SENTINEL_KWARGS") or {}).get("password")}
+        found = {str(value) for value in values if value}
+        return found | {quote(value, safe="") for value in found}
+
+    def _pool(self, *, connect: float, answer: float) -> redis.ConnectionPool:
+        timeouts = {"socket_timeout": answer, "socket_connect_timeout": connect}
+        given = self._options.get("CONNECTION_POOL_KWARGS") or {}
+        # RESP2: RESP3 would cost a question more for each connection, and brings nothing here.
+        kwargs = {"protocol": 2, **{name: value for name, value in given.items() if name not in OUR_OWN}, **timeouts}
+        options = {**self._options, "CONNECTION_POOL_KWARGS": kwargs}
+        # One of the alias's own choice may wait for a free connection; ours just opens one more.
+        options.pop("CONNECTION_POOL_CLASS", None)
+        for name in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"):
+            options.pop(name, None)
+        if "SENTINELS" in options:
+            given = options.get("SENTINEL_KWARGS") or {}
+            options["SENTINEL_KWARGS"] = {**given, **timeouts, "retry": Retry(NoBackoff(), 0)}
+        factory: Any = get_connection_factory(options)
+        pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(self._url))
+        # The URL's query has the last word there, and here not.
+        for name in (*OUR_OWN, "timeout"):
+            pool.connection_kwargs.pop(name, None)
+        pool.connection_kwargs |= {**timeouts, "health_check_interval": 0, "decode_responses": False}
+        pool.max_connections = NO_LIMIT
+        return pool
+
+
+def _cache(alias: str) -> RedisCache:
+    try:
+        cache = caches[alias]
+    except InvalidCacheBackendError as error:
+        raise ImproperlyConfigured(
+            f"DJANGO_JOBS: the redis dispatcher is to use the cache {alias!r}, which cannot be used ({error}); "
+            "expected an entry of CACHES with the backend django_redis.cache.RedisCache."
+        ) from error
+    if not isinstance(cache, RedisCache):
+        raise ImproperlyConfigured(
+            f"DJANGO_JOBS: the redis dispatcher is to use the cache {alias!r}, whose backend is "
+            f"{type(cache).__module__}.{type(cache).__qualname__}; expected django_redis.cache.RedisCache."
+        )
+    if isinstance(cache.client, ShardClient):
+        raise ImproperlyConfigured(
+            f"DJANGO_JOBS: the redis dispatcher is to use the cache {alias!r}, whose ShardClient spreads keys over "
+            "several servers; expected a cache on one server."
+        )
+    return cache

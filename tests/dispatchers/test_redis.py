@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_jobs.dispatchers.redis import RedisDispatcher, hints, keys
+from django_jobs.fields import uuid7
+from tests.dispatchers.contract import DispatcherContract, when_ready
+from tests.redis_servers import RedisServer, use_cache
+from tests.support import wait_for
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.subprocess
+
+
+MAIL = ":1:{django_jobs}:queue:mail"
+
+
+@pytest.fixture
+def dispatcher(redis_server: RedisServer) -> Iterator[RedisDispatcher]:
+    made = RedisDispatcher({"CACHE": "redis"})
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a queue that no job declares be found soon."""
+    monkeypatch.setattr(hints, "WAIT", 0.2)
+
+
+class TestRedisDispatcher(DispatcherContract):
+    reaches_all = False
+
+    @pytest.fixture
+    def dispatcher(self, redis_server: RedisServer) -> Iterator[RedisDispatcher]:
+        made = RedisDispatcher({"CACHE": "redis"})
+        yield made
+        made.close()
+
+
+class Taker:
+    """A worker that wants so many rows, and counts how often it is woken."""
+
+    def __init__(self, dispatcher: RedisDispatcher, *, wants: int = 10, **options: Any) -> None:
+        self.wants = wants
+        self.calls = 0
+        self._subscription = dispatcher.subscribe(
+            options.pop("queues", ["mail"]), self._wake, None, lambda: self.wants, **options
+        )
+        when_ready(self._subscription, self._forget)
+
+    def _wake(self) -> None:
+        self.calls += 1
+
+    def _forget(self) -> None:
+        self.calls = 0
+
+
+def left_of(server: RedisServer, key: str = MAIL) -> list[str]:
+    with server.client() as client:
+        found: Any = client.zrange(key, 0, -1)
+        return list(found)
+
+
+def test_a_worker_takes_no_more_than_it_wants_and_leaves_the_rest_to_others(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    taker = Taker(dispatcher, wants=3)
+
+    def is_full() -> None:
+        taker.calls += 1
+        taker.wants = 0
+
+    taker._subscription._sessions[0]._wake = is_full  # type: ignore[attr-defined]
+    dispatcher.hint("mail", [uuid7() for _ in range(5)])
+    wait_for(lambda: taker.calls == 1, 5, "it is woken once")
+    assert len(left_of(redis_server)) == 2
+
+
+def test_a_worker_that_wants_nothing_takes_nothing(dispatcher: RedisDispatcher, redis_server: RedisServer) -> None:
+    full, idle = Taker(dispatcher, wants=0), Taker(dispatcher)
+    for _ in range(5):
+        dispatcher.hint("mail", [uuid7()])
+        wait_for(lambda: not left_of(redis_server), 5, "the idle one takes it")
+    assert (full.calls, idle.calls) == (0, 5)
+
+
+def test_what_a_worker_was_given_when_it_had_filled_up_goes_to_another(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    filled = Taker(dispatcher, wants=10)
+    # It waits at the server already, in the name of ten free slots.
+    filled.wants = 0
+    dispatcher.hint("mail", [uuid7()])
+    idle = Taker(dispatcher)
+    wait_for(lambda: idle.calls or not left_of(redis_server), 5, "the idle one takes it")
+    assert filled.calls == 0
+
+
+def test_a_hint_that_comes_twice_is_kept_once_and_the_urgent_come_first(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    usual, urgent, low = uuid7(), uuid7(), uuid7()
+    dispatcher.hint("mail", [low], priority=-50)
+    dispatcher.hint("mail", [usual])
+    dispatcher.hint("mail", [urgent], priority=50)
+    dispatcher.hint("mail", [usual])
+    assert left_of(redis_server) == [str(urgent), str(usual), str(low)]
+
+
+@pytest.mark.parametrize("priority", [-100, 0, 100])
+def test_every_score_is_a_whole_number_that_a_double_holds(priority: int) -> None:
+    assert int(float(keys.score(priority))) - keys.score(priority) in (0, -1)
+    assert keys.score(priority) < keys.score(priority - 1) - 2**41
+
+
+def test_a_queue_that_nobody_serves_keeps_a_bounded_number_of_ids_for_a_bounded_time(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    for _ in range(3):
+        dispatcher.hint("mail", [uuid7() for _ in range(1500)])
+    assert len(left_of(redis_server)) == keys.MOST
+    with redis_server.client() as client:
+        assert client.ttl(MAIL) > 0
+        assert client.ttl(":1:{django_jobs}:queues") > 0
+
+
+def test_ids_of_rows_that_were_claimed_long_ago_are_soon_gone_and_wake_nobody_for_each(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    dispatcher.hint("mail", [uuid7() for _ in range(keys.MOST)])
+    taker = Taker(dispatcher, wants=10)
+    wait_for(lambda: not left_of(redis_server), 5, "nothing is left")
+    assert taker.calls < 12
+    taker.calls = 0
+    dispatcher.hint("mail", [uuid7()])
+    wait_for(lambda: taker.calls == 1, 5, "it is woken for what is new")
+
+
+def test_a_worker_for_any_queue_learns_of_queues_that_no_job_declares(
+    dispatcher: RedisDispatcher,
+) -> None:
+    taker = Taker(dispatcher, queues=None)
+    dispatcher.hint("made-up", [uuid7()])
+    wait_for(lambda: taker.calls, 5, "it is woken")
+
+
+def test_a_worker_for_any_queue_survives_the_loss_of_every_key(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    taker = Taker(dispatcher, queues=None)
+    for _ in range(3):
+        with redis_server.client() as client:
+            client.flushall()
+        before = taker.calls
+        dispatcher.hint("default", [uuid7()])
+        wait_for(lambda before=before: taker.calls > before, 5, "it is woken")
+
+
+def test_keys_and_channel_carry_prefix_and_version_of_the_cache(redis_server: RedisServer, settings: Settings) -> None:
+    use_cache(settings, redis_server.url, KEY_PREFIX="shop", VERSION=7)
+    made = RedisDispatcher({"CACHE": "redis"})
+    subscription = made.subscribe(["mail"], lambda: None, lambda: None)
+    when_ready(subscription)
+    made.hint("sms", [uuid7()])
+    with redis_server.client() as client:
+        assert set(client.keys()) == {"shop:7:{django_jobs}:queue:sms", "shop:7:{django_jobs}:queues"}
+        assert client.pubsub_channels() == ["shop:7:{django_jobs}:look"]
+    made.close()
+
+
+def test_projects_with_prefixes_of_their_own_do_not_wake_each_other(
+    dispatcher: RedisDispatcher, redis_server: RedisServer, settings: Settings
+) -> None:
+    use_cache(settings, redis_server.url, KEY_PREFIX="shop")
+    other = RedisDispatcher({"CACHE": "redis"})
+    ours, theirs = Taker(dispatcher), Taker(other)
+    other.hint("mail", [uuid7()])
+    wait_for(lambda: theirs.calls, 5, "the other project's worker is woken")
+    assert ours.calls == 0
+    other.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # It does nothing with what the threads hold.
+def test_a_forked_child_has_connections_of_its_own_and_none_of_its_parents_workers(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    taker = Taker(dispatcher, wants=0)
+    dispatcher.hint("mail", [uuid7()])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        woken = threading.Event()
+        answer = b"failed"
+        try:
+            dispatcher.hint("mail", [uuid7(), uuid7()])
+            subscription = dispatcher.subscribe(["child"], woken.set)
+            when_ready(subscription, woken.clear)
+            dispatcher.hint("child", [uuid7()])
+            if woken.wait(5):
+                answer = b"woken"
+            dispatcher.close()
+        finally:
+            os.write(writer, answer)
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"woken"
+    # What the child closed is not what the parent has.
+    dispatcher.hint("mail", [uuid7()])
+    assert len(left_of(redis_server)) == 4
+    taker.wants = 10
+    wait_for(lambda: taker.calls, 5, "the parent's worker is woken")
+    os.close(reader)
+    os.close(writer)
+
+
+def test_closing_a_subscription_ends_its_threads_at_once(dispatcher: RedisDispatcher) -> None:
+    before = set(threading.enumerate())
+    subscription = dispatcher.subscribe(["mail"], lambda: None, lambda: None)
+    when_ready(subscription)
+    threads = set(threading.enumerate()) - before
+    assert {thread.name for thread in threads} == {"django_jobs redis hints", "django_jobs redis channel"}
+    assert all(thread.daemon for thread in threads)
+    subscription.close()
+    wait_for(lambda: not any(thread.is_alive() for thread in threads), 1, "the threads have ended")
+
+
+def test_many_threads_push_at_once(dispatcher: RedisDispatcher, redis_server: RedisServer) -> None:
+    sent: list[bool] = []
+
+    def push() -> None:
+        for _ in range(20):
+            dispatcher.hint("mail", [uuid7()])
+            sent.append(True)
+
+    threads = [threading.Thread(target=push) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(sent) == len(left_of(redis_server)) == 160
