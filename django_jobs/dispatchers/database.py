@@ -1,4 +1,4 @@
-"""The default dispatcher: workers poll the table; those in the pushing process itself are woken at once."""
+"""The default dispatcher: workers poll the table; those of this process, on PostgreSQL all, are woken at once."""
 
 from __future__ import annotations
 
@@ -6,37 +6,51 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
 from django_jobs.dispatchers.base import Dispatcher
+from django_jobs.dispatchers.postgres.channel import Message
+from django_jobs.dispatchers.postgres.peers import Peers
 
 logger = logging.getLogger("django_jobs")
 
 
 class DatabaseDispatcher(Dispatcher):
-    """Carries hints within this process; other processes find the rows at their next poll."""
+    """Carries hints within this process and, on PostgreSQL, to others; elsewhere those find the rows by polling.
+
+    The option `LISTEN` names an alias for the same database that goes past a pooler, since one in transaction mode lets
+    no NOTIFY through to who listens; False turns NOTIFY and LISTEN off.
+    """
 
     kind = "database"
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
+        self._via = _checked(options)
+        self._begin()
+
+    def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         # Replaced, never changed: hint() reads it without the lock.
         self._subscriptions: tuple[_Subscription, ...] = ()
+        self._peers = Peers(self._via, self._pass_on)
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
-        """Wake the workers of this process that serve the queue."""
-        for subscription in self._in_this_process():
-            if subscription.serves(queue):
-                _call(subscription.wake)
+        """Wake the workers that serve the queue."""
+        peers = self._peers_of_this_process()
+        self._pass_on(Message(queues=frozenset((queue,))))
+        peers.tell(queue=queue)
 
     def cancel_hint(self, ids: Sequence[UUID]) -> None:
-        """Have the workers of this process look at their cancel marks."""
-        for subscription in self._in_this_process():
-            if subscription.look is not None:
-                _call(subscription.look)
+        """Have the workers look at their cancel marks."""
+        peers = self._peers_of_this_process()
+        self._pass_on(Message(cancel=True))
+        peers.tell(cancel=True)
 
     def subscribe(
         self,
@@ -48,29 +62,54 @@ class DatabaseDispatcher(Dispatcher):
         exclude: Collection[str] = (),
     ) -> _Subscription:
         """See Dispatcher.subscribe(); a hint reaches everybody, so what anybody wants does not matter."""
-        self._in_this_process()
+        peers = self._peers_of_this_process()
         subscription = _Subscription(
             self, wake, look, queues=None if queues is None else frozenset(queues), exclude=frozenset(exclude)
         )
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
+            peers.listen()
         return subscription
 
     def unsubscribe(self, subscription: _Subscription) -> None:
         """Forget a subscription; called by its close()."""
+        peers = self._peers_of_this_process()
         with self._lock:
             self._subscriptions = tuple(known for known in self._subscriptions if known is not subscription)
+            if not self._subscriptions:
+                peers.stop_listening()
+
+    def problem(self) -> str | None:
+        """See Subscription.problem()."""
+        return self._peers_of_this_process().problem()
+
+    def describe(self) -> str:
+        """See Dispatcher.describe()."""
+        peers = self._peers_of_this_process()
+        if peers.are_reached:
+            return "NOTIFY"
+        problem = peers.problem()
+        return f"within this process ({problem})" if problem else "within this process"
 
     def close(self) -> None:
-        """Forget all subscriptions."""
+        """Forget all subscriptions; see Dispatcher.close()."""
+        peers = self._peers_of_this_process()
         with self._lock:
             self._subscriptions = ()
+            peers.close()
 
-    def _in_this_process(self) -> tuple[_Subscription, ...]:
+    def _pass_on(self, message: Message) -> None:
+        for subscription in self._subscriptions:
+            if message.queues is None or any(map(subscription.serves, message.queues)):
+                _call(subscription.wake)
+            if message.cancel and subscription.look is not None:
+                _call(subscription.look)
+
+    def _peers_of_this_process(self) -> Peers:
         if self._pid != os.getpid():
-            # After a fork: the parent's workers are not here, and its lock may have been held.
-            self._pid, self._lock, self._subscriptions = os.getpid(), threading.Lock(), ()
-        return self._subscriptions
+            # After a fork: the parent's workers are not here, its threads neither, and its locks may have been held.
+            self._begin()
+        return self._peers
 
 
 class _Subscription:
@@ -95,8 +134,7 @@ class _Subscription:
         self._dispatcher.unsubscribe(self)
 
     def problem(self) -> str | None:
-        # Nothing lies between this process and itself.
-        return None
+        return self._dispatcher.problem()
 
 
 def _call(callback: Callable[[], None]) -> None:
@@ -105,3 +143,19 @@ def _call(callback: Callable[[], None]) -> None:
     except Exception:
         # One broken worker must not keep the others asleep.
         logger.exception("A worker's wake-up callback raised.")
+
+
+def _checked(options: Mapping[str, Any]) -> str | Literal[False] | None:
+    """Return the option LISTEN; raise ImproperlyConfigured for wrong ones."""
+    if unknown := set(options) - {"LISTEN"}:
+        raise ImproperlyConfigured(
+            f"DJANGO_JOBS: the database dispatcher has no option {', '.join(sorted(map(repr, unknown)))}; "
+            "expected LISTEN."
+        )
+    via = options.get("LISTEN")
+    if via is None or via is False or (isinstance(via, str) and via in connections.settings):
+        return via
+    raise ImproperlyConfigured(
+        f"DJANGO_JOBS: the option LISTEN of the database dispatcher is {via!r}; expected an alias in DATABASES "
+        f"({', '.join(connections.settings)}), or False to turn NOTIFY off."
+    )

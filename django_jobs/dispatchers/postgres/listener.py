@@ -1,0 +1,169 @@
+"""Hear the channel in a thread of its own and on a connection of its own, whatever becomes of that connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from django_jobs.dispatchers.postgres import channel
+from django_jobs.dispatchers.postgres.channel import Message
+from django_jobs.loop import start_thread
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_jobs")
+
+# Every so many seconds the listener notifies itself, the way those do who push; that arrives soon, or none of theirs
+# would.
+PROBE_INTERVAL = 60.0
+PROBE_PATIENCE = 5.0
+# Pauses before the next connection: they grow to MAX_PAUSE while it fails, and are UNHEARD_PAUSE where it succeeds and
+# nothing is heard on it.
+FIRST_PAUSE = 0.1
+MAX_PAUSE = 5.0
+UNHEARD_PAUSE = 60.0
+# How often to ask a pooler for a session that one had before.
+TRIES = 5
+
+NOT_YET = "the connection that listens is not open yet"
+UNHEARD = "NOTIFY does not arrive on the connection that listens, as is so behind PgBouncer in transaction mode"
+
+
+class _UnheardError(Exception):
+    """The listener did not hear itself."""
+
+
+class Listener:
+    """Calls `hear` with each message of others, and `catch_up` whenever some may have been missed."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        using: str,
+        via: str,
+        hear: Callable[[Message], None],
+        catch_up: Callable[[], None],
+    ) -> None:
+        """Take the alias that others push `using` and the one to listen `via`, mostly the same."""
+        self._name, self._using, self._via = name, using, via
+        self._hear, self._catch_up = hear, catch_up
+        self._problem: str | None = NOT_YET
+        self._told: set[str] = set()
+        self._pause = FIRST_PAUSE
+        # How many probes were sent, the last one that was heard, and when it was sent.
+        self._probes = self._heard = 0
+        self._probed_at = 0.0
+        self._stopped = threading.Event()
+        # Interrupts the wait for messages.
+        self._bell, self._ear = socket.socketpair()
+        self._thread = start_thread(self._run, name="listen")
+
+    def problem(self) -> str | None:
+        """Return in one line why nothing is heard now; None while it is."""
+        return self._problem
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Hear no more; the connection is closed when this returns, unless the server does not answer in time."""
+        self._stopped.set()
+        with contextlib.suppress(OSError):
+            self._bell.send(b"\0")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        with self._bell, self._ear:
+            while not self._stopped.is_set():
+                try:
+                    with contextlib.closing(channel.open_listener(self._via)) as connection:
+                        self._listen(connection)
+                except _UnheardError:
+                    self._fails("unheard", UNHEARD)
+                    self._pause = UNHEARD_PAUSE
+                except Exception as error:  # noqa: BLE001 - whatever the driver raises, it is tried again
+                    self._fails("lost", f"the connection that listens is lost: {' '.join(str(error).split())}")
+                self._stopped.wait(self._pause * random.uniform(0.5, 1.0))
+                self._pause = min(self._pause * 2, MAX_PAUSE)
+
+    def _listen(self, connection: BaseDatabaseWrapper) -> None:
+        """Hear what comes until stop(); raises when the connection is lost, or of no use."""
+        # Nothing else may be executed on this connection from here on: what arrives meanwhile would not be seen.
+        session = _execute(connection, f'SET idle_session_timeout TO 0; LISTEN "{channel.name(connection)}"')
+        self._probed_at, self._heard = float("-inf"), self._probes
+        if self._problem != UNHEARD:
+            self._problem = None
+        self._catch_up()
+        raw: Any = connection.connection
+        with selectors.DefaultSelector() as selector:
+            selector.register(raw, selectors.EVENT_READ)
+            selector.register(self._ear, selectors.EVENT_READ)
+            try:
+                while not self._stopped.is_set():
+                    selector.select(self._probe())
+                    for notify in list(raw.notifies(timeout=0)):
+                        self._receive(Message.decode(notify.payload))
+            except _UnheardError:
+                _give_back(connection, session)
+                raise
+
+    def _probe(self) -> float:
+        """Send a probe when it is time for one, miss the last one when it is late; return when to call again."""
+        age = time.monotonic() - self._probed_at
+        if self._heard != self._probes:
+            if age > PROBE_PATIENCE:
+                raise _UnheardError
+            return PROBE_PATIENCE - age
+        if age < PROBE_INTERVAL:
+            return PROBE_INTERVAL - age
+        self._probes, self._probed_at = self._probes + 1, time.monotonic()
+        # On the connection of this thread that Django makes, as those who push have one.
+        with contextlib.closing(connections[self._using]) as connection:
+            channel.send(connection, Message(sender=self._name, probe=self._probes))
+        return PROBE_PATIENCE
+
+    def _receive(self, message: Message) -> None:
+        if message.sender != self._name:
+            self._hear(message)
+        elif message.probe == self._probes:
+            self._heard = message.probe
+            self._works()
+
+    def _works(self) -> None:
+        if self._told:
+            logger.warning("Wake-ups come again")
+        self._told.clear()
+        self._problem, self._pause = None, FIRST_PAUSE
+
+    def _fails(self, kind: str, problem: str) -> None:
+        self._problem = problem
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning("No wake-ups come, work is found by polling: %s", problem)
+
+
+def _execute(connection: BaseDatabaseWrapper, statements: str) -> int:
+    """Execute statements and return the number of the server's session that did."""
+    with connection.cursor() as cursor:
+        # In one message, so that a pooler sends all of them to the same session.
+        cursor.execute(f"SELECT pg_backend_pid(); {statements}")
+        return int(cursor.fetchone()[0])
+
+
+def _give_back(connection: BaseDatabaseWrapper, session: int) -> None:
+    """Make a session that belongs to a pooler what it was; each NOTIFY that it hears would be a line in the log there.
+
+    It cannot be asked for; mostly the one that was used last is given.
+    """
+    for _ in range(TRIES):
+        if _execute(connection, "UNLISTEN *; RESET idle_session_timeout") == session:
+            return

@@ -1,0 +1,87 @@
+"""The other processes on the same PostgreSQL: told of hints and listened to; made by the database dispatcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal
+from uuid import uuid4
+
+from django.db import connections
+
+from django_jobs.dispatchers.postgres import channel
+from django_jobs.dispatchers.postgres.channel import Message
+from django_jobs.dispatchers.postgres.listener import Listener
+from django_jobs.dispatchers.postgres.sender import Sender
+from django_jobs.models import jobs_alias
+
+EVERYTHING = Message(queues=None, cancel=True)
+
+
+class Peers:
+    """Carries messages between this process and others; where the database is no PostgreSQL it does nothing.
+
+    Safe from any thread; not made for use after a fork.
+    """
+
+    def __init__(self, via: str | Literal[False] | None, hear: Callable[[Message], None]) -> None:
+        """Take the alias to listen `via` (None: that of the jobs; False: not at all), and who is to `hear` messages."""
+        self._via, self._hear = via, hear
+        self._name = uuid4().hex
+        self._lock = threading.Lock()
+        self._sender = Sender(self._name)
+        self._listener: Listener | None = None
+
+    def tell(self, *, queue: str | None = None, cancel: bool = False) -> None:
+        """Have them look for rows in the queue, or for cancel marks."""
+        if self.are_reached:
+            self._sender.send(jobs_alias(), queue=queue, cancel=cancel)
+
+    def listen(self) -> None:
+        """Hear what they tell from now on; safe to repeat."""
+        if not self.are_reached:
+            return
+        using = jobs_alias()
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(
+                    name=self._name,
+                    using=using,
+                    via=self._via or using,
+                    hear=self._hear,
+                    catch_up=lambda: self._hear(EVERYTHING),
+                )
+
+    def stop_listening(self) -> None:
+        """Close the connection that listens; safe to repeat."""
+        with self._lock:
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+        self.stop_listening()
+        self._sender.close()
+
+    @property
+    def are_reached(self) -> bool:
+        """Whether this process sends and listens at all."""
+        return self._is_wanted and self._obstacle() is None
+
+    def problem(self) -> str | None:
+        """Return in one line why nothing is heard of them; None where it is, or is not to be."""
+        listener = self._listener
+        return self._obstacle() if listener is None else listener.problem()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._via is not False and connections[jobs_alias()].vendor == "postgresql"
+
+    def _obstacle(self) -> str | None:
+        """Return why PostgreSQL carries nothing although it is wanted to."""
+        if not self._is_wanted:
+            return None
+        if not connections[jobs_alias()].settings_dict["AUTOCOMMIT"]:
+            return "with AUTOCOMMIT off nobody can tell when something was committed"
+        return channel.missing_driver()

@@ -1,0 +1,130 @@
+"""Send NOTIFY for the database dispatcher: at once, then at most once in GAP seconds and process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+
+from django.db import Error, connections
+
+from django_jobs.context import shielded
+from django_jobs.dispatchers.postgres import channel
+from django_jobs.dispatchers.postgres.channel import Message
+from django_jobs.loop import start_thread
+
+logger = logging.getLogger("django_jobs")
+
+# A transaction that notifies takes, at its commit, a lock that all of them share.
+GAP = 0.010
+# How long the thread that sends what came in a gap keeps its connection. No longer: it would be in the way of a test
+# run that drops its database.
+LINGER = 0.1
+# For what is unsent when the process ends.
+GOODBYE = 0.2
+
+
+class Sender:
+    """Tells other processes of hints; what comes within GAP after a NOTIFY goes out together when that is over.
+
+    The leading NOTIFY is one statement more on the connection of the thread that pushed. The trailing one is sent by a
+    thread that lives as long as it has something to do.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._queues: set[str] = set()
+        self._cancel = False
+        self._sent_at = float("-inf")
+        # Set while something waits for the thread.
+        self._waiting = threading.Event()
+        self._has_thread = self._is_busy = self._is_failing = False
+        atexit.register(self.flush)
+
+    def send(self, using: str, *, queue: str | None = None, cancel: bool = False) -> None:
+        """Have workers elsewhere look for rows in the queue, or for cancel marks.
+
+        Does nothing inside a transaction, as that of a test is: others do not see what was written there. A thread
+        without a connection opens none.
+        """
+        connection = connections[using]
+        is_open = connection.connection is not None
+        if connection.in_atomic_block or (is_open and not connection.autocommit):
+            return
+        with shielded():
+            with self._lock:
+                self._add({queue} if queue is not None else set(), cancel)
+                is_early = time.monotonic() < self._sent_at + GAP
+                if (is_early or not is_open) and self._leave_to_thread(using):
+                    return
+                message = self._take()
+            try:
+                channel.send(connection, message)
+            except Error:
+                # The connection of this thread alone may be broken, and the message speaks for others as well.
+                with self._lock:
+                    self._add(message.queues or set(), message.cancel)
+                    if not self._leave_to_thread(using):
+                        raise
+
+    def flush(self) -> None:
+        """Wait for what the thread has still to send, for GOODBYE seconds at most; called when the process ends."""
+        deadline = time.monotonic() + GOODBYE
+        while self._is_busy and self._has_thread and time.monotonic() < deadline:
+            time.sleep(GAP / 4)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.flush()
+        atexit.unregister(self.flush)
+
+    def _add(self, queues: set[str] | frozenset[str], cancel: bool) -> None:
+        self._queues |= queues
+        self._cancel |= cancel
+
+    def _take(self) -> Message:
+        message = Message(sender=self._name, queues=frozenset(self._queues), cancel=self._cancel)
+        self._queues, self._cancel, self._sent_at = set(), False, time.monotonic()
+        self._waiting.clear()
+        return message
+
+    def _leave_to_thread(self, using: str) -> bool:
+        """Have the thread send what is there; False when the system has no thread for it."""
+        if not self._has_thread:
+            try:
+                start_thread(lambda: self._serve(using), name="notify")
+            except RuntimeError:
+                return False
+            self._has_thread = True
+        self._is_busy = True
+        self._waiting.set()
+        return True
+
+    def _serve(self, using: str) -> None:
+        while self._waiting.wait(LINGER) or self._goes_on():
+            time.sleep(max(self._sent_at + GAP - time.monotonic(), 0.0))
+            with self._lock:
+                # Who pushed when the gap was just over has sent it along.
+                message = self._take() if self._waiting.is_set() else None
+            if message is not None:
+                self._send_or_tell(using, message)
+            with self._lock:
+                self._is_busy = self._waiting.is_set()
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._has_thread = self._waiting.is_set()
+            return self._has_thread
+
+    def _send_or_tell(self, using: str, message: Message) -> None:
+        try:
+            channel.send(connections[using], message)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rows stand and the thread goes on
+            if not self._is_failing:
+                logger.warning("NOTIFY failed; workers find rows by polling: %s", " ".join(str(error).split()))
+            self._is_failing = True
+            connections[using].close()
+        else:
+            self._is_failing = False

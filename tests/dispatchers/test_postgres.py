@@ -1,0 +1,396 @@
+"""The database dispatcher on PostgreSQL: NOTIFY to other processes, each of them a dispatcher of its own here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
+
+from django_jobs.dispatchers.database import DatabaseDispatcher
+from django_jobs.dispatchers.postgres import channel, listener, sender
+from django_jobs.dispatchers.postgres.channel import APPLICATION_NAME, Message
+from django_jobs.fields import uuid7
+from tests.acc import jobs
+from tests.dispatchers.contract import DispatcherContract
+from tests.runtime.support import at_once
+from tests.support import wait_for
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+SESSIONS = "FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()"
+
+
+class Peer:
+    """A dispatcher as another process has it, and what it heard."""
+
+    def __init__(self, **options: Any) -> None:
+        self.dispatcher = DatabaseDispatcher(options)
+        self.woken, self.looked = threading.Event(), threading.Event()
+        self.subscription = self.dispatcher.subscribe(None, self.woken.set, self.looked.set)
+
+    def hear_nothing_yet(self) -> None:
+        """Wait until it listens, and forget that this woke everybody."""
+        wait_for(lambda: self.subscription.problem() is None, 5, "it listens")
+        wait_for(self.looked.is_set, 5, "it woke everybody when it began to listen")
+        self.woken.clear()
+        self.looked.clear()
+
+
+@pytest.fixture
+def make_peer() -> Iterator[Callable[..., Peer]]:
+    made: list[Peer] = []
+
+    def make(**options: Any) -> Peer:
+        made.append(Peer(**options))
+        made[-1].hear_nothing_yet()
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.dispatcher.close()
+
+
+@pytest.fixture
+def peer(make_peer: Callable[..., Peer]) -> Peer:
+    return make_peer()
+
+
+@pytest.fixture
+def pusher() -> Iterator[DatabaseDispatcher]:
+    """The dispatcher of a process that pushes, and runs nothing."""
+    connection.ensure_connection()
+    made = DatabaseDispatcher({})
+    yield made
+    made.close()
+
+
+def sessions() -> int:
+    """Return how many connections listen."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*) {SESSIONS}", [APPLICATION_NAME])
+        return int(cursor.fetchone()[0])
+
+
+def end_sessions() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend(pid) {SESSIONS}", [APPLICATION_NAME])
+
+
+class TestPostgresDispatcher(DispatcherContract):
+    @pytest.fixture
+    def dispatcher(self, peer: Peer) -> DatabaseDispatcher:
+        return peer.dispatcher
+
+
+def test_it_tells_that_workers_are_notified(pusher: DatabaseDispatcher) -> None:
+    assert pusher.describe() == "NOTIFY"
+
+
+def test_a_hint_wakes_the_workers_of_its_queue_in_another_process(pusher: DatabaseDispatcher, peer: Peer) -> None:
+    mail, others = threading.Event(), threading.Event()
+    peer.dispatcher.subscribe(["mail"], mail.set)
+    peer.dispatcher.subscribe(None, others.set, exclude=["mail"])
+    pusher.hint("mail", [uuid7()])
+    assert mail.wait(5)
+    assert peer.woken.wait(5)
+    pusher.cancel_hint([uuid7()])
+    assert peer.looked.wait(5)
+    assert not others.is_set()
+
+
+def test_a_cancel_hint_makes_other_processes_look_and_wakes_nobody(pusher: DatabaseDispatcher, peer: Peer) -> None:
+    pusher.cancel_hint([uuid7()])
+    assert peer.looked.wait(5)
+    assert not peer.woken.is_set()
+
+
+def test_a_push_that_is_committed_wakes_another_process_with_one_statement(peer: Peer) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        jobs.mark.push()
+    statements = [query["sql"] for query in queries]
+    assert [statement.split("(")[0] for statement in statements if "pg_notify" in statement] == ["SELECT pg_notify"]
+    assert statements.index(statements[-1]) == len(statements) - 1
+    assert "pg_notify" in statements[-1]
+    assert peer.woken.wait(5)
+
+
+def test_a_push_that_is_rolled_back_tells_nobody(peer: Peer) -> None:
+    with CaptureQueriesContext(connection) as queries, transaction.atomic():
+        jobs.mark.push()
+        transaction.set_rollback(True)
+    assert not [query for query in queries if "pg_notify" in query["sql"]]
+
+
+@pytest.mark.django_db
+def test_nothing_is_sent_from_the_transaction_of_a_test(pusher: DatabaseDispatcher) -> None:
+    with CaptureQueriesContext(connection) as queries, TestCase.captureOnCommitCallbacks(execute=True):
+        jobs.mark.push()
+    assert not [query for query in queries if "pg_notify" in query["sql"]]
+
+
+def test_one_thread_and_one_connection_listen_however_many_subscriptions_there_are(peer: Peer) -> None:
+    more = [peer.dispatcher.subscribe([f"queue {number}"], lambda: None) for number in range(5)]
+    assert sessions() == 1
+    for subscription in more:
+        subscription.close()
+    assert sessions() == 1
+    peer.subscription.close()
+    wait_for(lambda: sessions() == 0, 5, "its connection is closed")
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Message]]:
+    """When which messages were sent, but for those to the sender itself."""
+    times: list[tuple[float, Message]] = []
+    send = channel.send
+
+    def note(connection: Any, message: Message) -> None:
+        if not message.probe:
+            times.append((time.monotonic(), message))
+        send(connection, message)
+
+    monkeypatch.setattr(channel, "send", note)
+    return times
+
+
+def test_many_threads_notify_at_most_once_in_10_ms_and_nothing_is_lost(
+    pusher: DatabaseDispatcher, peer: Peer, sent: list[tuple[float, Message]]
+) -> None:
+    heard = {f"{thread} {number}": threading.Event() for thread in range(6) for number in range(25)}
+    for queue, event in heard.items():
+        peer.dispatcher.subscribe([queue], event.set)
+
+    def push(thread: int) -> None:
+        for number in range(25):
+            pusher.hint(f"{thread} {number}", [uuid7()])
+            time.sleep(0.001)
+
+    at_once(*(lambda thread=thread: push(thread) for thread in range(6)))
+    for queue, event in heard.items():
+        assert event.wait(5), queue
+    times = [at for at, _ in sent]
+    # The time is taken before the statement begins, after the gap was found to be over.
+    assert min(later - before for before, later in pairwise(times)) > sender.GAP - 0.002
+    assert 1 < len(times) < len(heard)
+    assert set().union(*(message.queues or set() for _, message in sent)) == set(heard)
+
+
+def test_what_comes_right_after_a_notify_is_sent_when_the_gap_is_over(
+    pusher: DatabaseDispatcher, peer: Peer, sent: list[tuple[float, Message]]
+) -> None:
+    late = threading.Event()
+    peer.dispatcher.subscribe(["late"], late.set)
+    pusher.hint("early", [uuid7()])
+    pusher.hint("late", [uuid7()])
+    pusher.cancel_hint([uuid7()])
+    assert late.wait(5)
+    assert peer.looked.wait(5)
+    assert [(message.queues, message.cancel) for _, message in sent] == [({"early"}, False), ({"late"}, True)]
+
+
+def test_what_is_still_to_be_sent_goes_out_before_the_process_ends(
+    pusher: DatabaseDispatcher, sent: list[tuple[float, Message]]
+) -> None:
+    pusher.hint("early", [uuid7()])
+    pusher.hint("late", [uuid7()])
+    # What Python calls at its end.
+    pusher._peers._sender.flush()
+    assert [message.queues for _, message in sent] == [{"early"}, {"late"}]
+
+
+def test_a_thread_without_a_connection_opens_none(pusher: DatabaseDispatcher, peer: Peer) -> None:
+    opened = []
+
+    def push() -> None:
+        pusher.hint("default", [uuid7()])
+        opened.append(connection.connection)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    thread.join(10)
+    assert peer.woken.wait(5)
+    assert opened == [None]
+
+
+def test_a_thread_whose_connection_is_broken_has_its_hint_sent_by_another(
+    pusher: DatabaseDispatcher, peer: Peer
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        pid = cursor.fetchone()[0]
+
+    def end() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    at_once(end)
+    pusher.hint("default", [uuid7()])
+    assert peer.woken.wait(5)
+    connection.close()
+
+
+def test_a_notify_that_nobody_can_send_is_told_once(
+    pusher: DatabaseDispatcher, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    send, tried = channel.send, threading.Semaphore(0)
+
+    def fail(connection: Any, message: Message) -> None:
+        tried.release()
+        raise OperationalError("the queue of notifications\nis full")
+
+    with caplog.at_level(logging.WARNING, "django_jobs"):
+        monkeypatch.setattr(channel, "send", fail)
+        for _ in range(3):
+            pusher.hint("default", [uuid7()])
+            # By the thread that pushes, unless the gap is not over, and by the one that sends what is left.
+            assert tried.acquire(timeout=5)
+            pusher._peers._sender.flush()
+        monkeypatch.setattr(channel, "send", send)
+        pusher.hint("default", [uuid7()])
+        assert peer.woken.wait(5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "NOTIFY failed; workers find rows by polling: the queue of notifications is full"
+    ]
+
+
+def test_a_lost_connection_is_made_anew_and_everybody_is_woken_once(
+    pusher: DatabaseDispatcher, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "django_jobs"):
+        end_sessions()
+        assert peer.woken.wait(5)
+        assert peer.looked.wait(5)
+        wait_for(lambda: len(caplog.records) == 2, 5, "it told that it works again")
+    assert peer.subscription.problem() is None
+    lost, again = (record.getMessage() for record in caplog.records)
+    assert lost.startswith("No wake-ups come, work is found by polling: the connection that listens is lost: ")
+    assert again == "Wake-ups come again"
+    peer.woken.clear()
+    pusher.hint("default", [uuid7()])
+    assert peer.woken.wait(5)
+
+
+def test_while_the_server_is_away_the_problem_is_told_and_the_log_stays_short(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_listener, tried = channel.open_listener, threading.Semaphore(0)
+
+    def refuse(alias: str) -> Any:
+        tried.release()
+        raise OperationalError("connection refused\nis the server running?")
+
+    with caplog.at_level(logging.WARNING, "django_jobs"):
+        monkeypatch.setattr(channel, "open_listener", refuse)
+        end_sessions()
+        for _ in range(3):
+            assert tried.acquire(timeout=5)
+        problem = peer.subscription.problem()
+        assert problem == "the connection that listens is lost: connection refused is the server running?"
+        monkeypatch.setattr(channel, "open_listener", open_listener)
+        wait_for(lambda: peer.subscription.problem() is None, 5, "it is back")
+        wait_for(lambda: len(caplog.records) > 1, 5, "it told so")
+    assert len(caplog.records) == 2
+
+
+def test_a_listener_that_does_not_hear_itself_says_so_once_and_notices_when_it_does(
+    pusher: DatabaseDispatcher,
+    make_peer: Callable[..., Peer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(listener, "PROBE_PATIENCE", 0.1)
+    monkeypatch.setattr(listener, "UNHEARD_PAUSE", 0.1)
+    send, probes = channel.send, threading.Semaphore(0)
+
+    def swallow(connection: Any, message: Message) -> None:
+        if message.probe:
+            probes.release()
+        else:
+            send(connection, message)
+
+    with caplog.at_level(logging.WARNING, "django_jobs"):
+        monkeypatch.setattr(channel, "send", swallow)
+        peer = make_peer()
+        for _ in range(3):
+            assert probes.acquire(timeout=5)
+        assert peer.subscription.problem() == listener.UNHEARD
+        assert [record.getMessage() for record in caplog.records] == [
+            f"No wake-ups come, work is found by polling: {listener.UNHEARD}"
+        ]
+        monkeypatch.setattr(channel, "send", send)
+        wait_for(lambda: peer.subscription.problem() is None, 5, "it hears itself")
+        assert caplog.records[-1].getMessage() == "Wake-ups come again"
+    peer.woken.clear()
+    pusher.hint("default", [uuid7()])
+    assert peer.woken.wait(5)
+
+
+def test_a_healthy_listener_tries_again_and_again_whether_it_hears_itself(
+    make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "PROBE_INTERVAL", 0.05)
+    send, probes = channel.send, threading.Semaphore(0)
+
+    def note(connection: Any, message: Message) -> None:
+        probes.release()
+        send(connection, message)
+
+    monkeypatch.setattr(channel, "send", note)
+    peer = make_peer()
+    for _ in range(4):
+        assert probes.acquire(timeout=5)
+    assert peer.subscription.problem() is None
+
+
+def test_with_a_driver_that_cannot_listen_the_start_line_and_the_problem_say_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    channel.missing_driver.cache_clear()
+    monkeypatch.setattr("django.db.backends.postgresql.base.psycopg_version", lambda: (2, 9, 10))
+    try:
+        dispatcher = DatabaseDispatcher({})
+        problem = dispatcher.subscribe(None, lambda: None).problem()
+        assert problem == "NOTIFY and LISTEN need psycopg 3.2, found 2.9.10"
+        assert dispatcher.describe() == f"within this process ({problem})"
+        with CaptureQueriesContext(connection) as queries:
+            dispatcher.hint("default", [uuid7()])
+        assert (len(queries), sessions()) == (0, 0)
+        dispatcher.close()
+    finally:
+        channel.missing_driver.cache_clear()
+
+
+def test_the_alias_to_listen_on_may_be_another_one(pusher: DatabaseDispatcher, make_peer: Callable[..., Peer]) -> None:
+    peer = make_peer(LISTEN="default")
+    pusher.hint("default", [uuid7()])
+    assert peer.woken.wait(5)
+
+
+def test_turned_off_nothing_is_sent_and_nobody_listens() -> None:
+    dispatcher = DatabaseDispatcher({"LISTEN": False})
+    subscription = dispatcher.subscribe(None, lambda: None)
+    with CaptureQueriesContext(connection) as queries:
+        dispatcher.hint("default", [uuid7()])
+        dispatcher.cancel_hint([uuid7()])
+    assert (len(queries), sessions(), subscription.problem()) == (0, 0, None)
+    dispatcher.close()
+
+
+def test_tables_in_different_schemas_have_different_channels() -> None:
+    with connection.cursor() as cursor:
+        ours = channel.name(connection)
+        cursor.execute("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.django_jobs_jobexecution ()")
+        try:
+            assert channel.name(connection) == ours
+            cursor.execute("SET search_path = elsewhere, public")
+            assert channel.name(connection) != ours
+        finally:
+            cursor.execute("RESET search_path; DROP SCHEMA elsewhere CASCADE")
