@@ -19,8 +19,9 @@ from django_jobs.models import JobExecution
 
 logger = logging.getLogger("django_jobs.worker")
 
-# After work was found the next looks come soon, then ever later up to POLL_INTERVAL.
-FIRST_LOOK = 0.02
+# The pauses before the next looks for work after a wake-up and after work was found: more may follow on its heels, and
+# its own hint be held back for a moment. Then they grow up to POLL_INTERVAL.
+SOON = (0.005, 0.010, 0.025)
 
 
 class Pauses:
@@ -64,7 +65,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._on_spent = on_spent
         self._claiming = True
-        self._delay = FIRST_LOOK
+        self._expect_work()
         self._engine = Engine(
             concurrency, liveness=liveness, using=using, on_free=self.wake, on_recycle=on_recycle, on_death=on_death
         )
@@ -78,8 +79,12 @@ class Worker:
 
     def wake(self) -> None:
         """Look for work now; safe from any thread."""
-        self._delay = FIRST_LOOK
+        self._expect_work()
         self._loop.wake()
+
+    def _expect_work(self) -> None:
+        self._soon = iter(SOON)
+        self._delay = SOON[-1]
 
     def look(self) -> None:
         """Look for cancel marks now; safe from any thread."""
@@ -102,7 +107,7 @@ class Worker:
         claimed = self.claim(free, now)
         if claimed:
             self.claimed += len(claimed)
-            self._delay = FIRST_LOOK
+            self._expect_work()
             self._engine.is_hungry = len(claimed) < free
             self._engine.submit(claimed)
             if self.claimed == self._max_jobs:
@@ -112,6 +117,8 @@ class Worker:
             self._engine.is_hungry = True
             if not self._engine.running():
                 self._engine.hurry()
+        if (soon := next(self._soon, None)) is not None:
+            return min(soon, settings.poll_interval)
         self._delay = min(self._delay * 2, settings.poll_interval)
         return self._delay * random.uniform(0.8, 1.0)
 
