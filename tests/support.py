@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,6 +88,12 @@ class Ledger:
     def ends(self, row_id: uuid.UUID | str | None = None, tag: str | None = None) -> list[Entry]:
         """Return the runs whose handler came to its last line."""
         return self.entries("END", row_id, tag)
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def child_environment(**extra: str) -> dict[str, str]:

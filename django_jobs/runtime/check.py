@@ -36,6 +36,6 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
     found = [f"process with the role {role}" for role in roles if not any(role in own for own, _ in live)]
     served = [names for own, names in live if WORKER_ROLE in own]
     if None not in served:
-        known = {name for names in served for name in names}
+        known = {name for names in served for name in names or ()}
         found += [f"worker that serves the queue {name}" for name in queues if name not in known]
     return found

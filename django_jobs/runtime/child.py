@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from django_jobs.loop import start_thread
 from django_jobs.runtime.startup import Options
@@ -21,17 +22,28 @@ class Child:
 
     number: int
     roles: tuple[str, ...]
+    # The file in which it tells how it is, if anybody wants to know.
+    report: Path | None = None
 
     def __str__(self) -> str:
         return f"process {self.number} ({', '.join(self.roles)})"
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which the same command line becomes this child."""
-        return {**os.environ, ENVIRONMENT: json.dumps({"number": self.number, "roles": self.roles})}
+        place = {"number": self.number, "roles": self.roles, "report": self.report and str(self.report)}
+        return {**os.environ, ENVIRONMENT: json.dumps(place)}
 
     def narrow(self, options: Options) -> Options:
         """Return what of the options of the whole is this child's; its limits are a little lower, by chance."""
-        return replace(options, roles=self.roles, processes=None, max_time=None, limits=options.limits.lowered())
+        return replace(
+            options,
+            roles=self.roles,
+            processes=None,
+            max_time=None,
+            limits=options.limits.lowered(),
+            health_port=None,
+            heartbeat_file=None,
+        )
 
     @classmethod
     def of_environment(cls) -> Child | None:
@@ -40,7 +52,8 @@ class Child:
         if text is None:
             return None
         place = json.loads(text)
-        return cls(number=place["number"], roles=tuple(place["roles"]))
+        report = place["report"] and Path(place["report"])
+        return cls(number=place["number"], roles=tuple(place["roles"]), report=report)
 
 
 def when_supervisor_is_gone(call: Callable[[], None]) -> None:

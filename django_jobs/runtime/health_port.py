@@ -54,7 +54,7 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
-    request_queue_size = 32
+    request_queue_size = 128
 
     def __init__(self, probes: Probes, port: int) -> None:
         self.probes = probes

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 
@@ -20,10 +20,15 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.runtime.child import Child, when_supervisor_is_gone
+from django_jobs.runtime.health import Health
+from django_jobs.runtime.health_port import health_port
+from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.once import run_once
 from django_jobs.runtime.parts import Parts, subscribed
+from django_jobs.runtime.reports import reported
 from django_jobs.runtime.requests import LOOK_EVERY, Request, Requests, StopNow
 from django_jobs.runtime.startup import (
+    PATIENCE,
     DatabaseNotReady,
     Options,
     check_tables,
@@ -67,8 +72,15 @@ class Runner:
     """Runs the roles of one process; run() blocks, stop() may be called from any thread."""
 
     def __init__(
-        self, options: Options, *, say: Callable[[str], None] = lambda line: None, child: Child | None = None
+        self,
+        options: Options,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        child: Child | None = None,
+        drain: float | None = None,
+        after_drain: float = AFTER_DRAIN,
     ) -> None:
+        """Take `drain` and `after_drain`, in seconds, where less time than usual is left for the end."""
         self._options = options
         self._say = say
         self._child = child
@@ -76,7 +88,11 @@ class Runner:
         # The signals of a terminal or of systemd reach a child twice: directly, and from its supervisor, which ends it
         # at once when that is what is asked for.
         self._requests = Requests() if child is None else Requests(insisted=lambda number: None)
-        self._drain = get_settings().drain_timeout
+        self._drain = get_settings().drain_timeout if drain is None else drain
+        self._after_drain = after_drain
+        self._health = Health()
+        # Did `once` find nothing left to do?
+        self.came_to_the_end = False
         self._liveness: Liveness | None = None
         self._worker: Worker | None = None
         self._loops: list[Loop] = []
@@ -89,16 +105,21 @@ class Runner:
             self._drain = min(self._drain, drain)
         self._requests.put(Request(reason=reason))
 
+    def counts(self) -> tuple[int, Mapping[str, int]]:
+        """Return how many executions were started, and how many ended with which status."""
+        return (0, {}) if self._worker is None else (self._worker.claimed, self._worker.ended)
+
     def run(self) -> int:
         """Run until asked to stop, or with `once` until nothing is left; return the exit code.
 
         Raises DatabaseNotReady when there is no database to start with, UsageError inside a transaction.
         """
         started = time.monotonic()
-        with self._requests.signals():
+        with self._requests.signals(), contextlib.ExitStack() as stack:
             if self._child is not None:
                 when_supervisor_is_gone(self._on_orphaned)
             try:
+                self._tell_of_health(stack)
                 parts = self._prepare()
                 self._requests.is_starting = False
             except (StopNow, DatabaseNotReady):
@@ -109,10 +130,16 @@ class Runner:
                 return DONE
             return self._work(parts, None if self._options.max_time is None else started + self._options.max_time)
 
+    def _tell_of_health(self, stack: contextlib.ExitStack) -> None:
+        stack.enter_context(health_port(self._health, self._options.health_port))
+        stack.enter_context(heartbeat_file(self._health, self._options.heartbeat_file))
+        if self._child is not None:
+            stack.enter_context(reported(self._health, self._child.report))
+
     def _prepare(self) -> Parts:
         """Find the database and make the parts; a signal may end this anywhere."""
         refuse_transaction(self._using)
-        wait_for_database(self._using, self._say)
+        wait_for_database(self._using, self._say, patience=min(PATIENCE, self._options.max_time or PATIENCE))
         parts = Parts.make(
             self._options,
             using=self._using,
@@ -125,6 +152,7 @@ class Runner:
         try:
             check_tables(self._using)
             parts.liveness.register()
+            self._health.beaten()
             # The worker has to know what is paused before it claims.
             parts.stage.tick()
         except Error as error:
@@ -137,7 +165,8 @@ class Runner:
         self._loop("beat", self._beat)
         if parts.memory is not None:
             self._loop("memory", parts.memory.tick)
-        with subscribed(parts.worker, self._options):
+        with subscribed(parts.worker, self._options) as subscription:
+            self._health.listen(subscription)
             if self._options.once:
                 request = self._run_once(parts, end)
             else:
@@ -145,11 +174,12 @@ class Runner:
                     self._loop(name, tick)
                 if parts.worker is not None:
                     parts.worker.start()
+                    self._health.watch(*parts.worker.loops)
                 self._close_connections()
                 left = None if end is None else end - time.monotonic()
                 request = self._requests.wait(left) or self._time_is_over()
             if request.is_patient and parts.worker is not None:
-                request = self._let_end(parts.worker, request)
+                request = self._let_end(parts.worker, request, end)
             return self._end(parts.worker, request)
 
     def _loop(self, name: str, tick: Tick) -> None:
@@ -158,6 +188,7 @@ class Runner:
         loop = Loop(tick, name=name, max_backoff=max_backoff, on_death=partial(self._on_death, f"the {name} thread"))
         self._loops.append(loop)
         loop.start()
+        self._health.watch(loop)
 
     def _run_once(self, parts: Parts, end: float | None) -> Request:
         def over(seconds: float) -> bool:
@@ -165,6 +196,7 @@ class Runner:
 
         try:
             if run_once(parts, over):
+                self.came_to_the_end = True
                 return Request(reason="nothing is left to do")
             return self._requests.wait(0) or self._time_is_over()
         except Error as error:
@@ -176,22 +208,29 @@ class Runner:
     def _time_is_over(self) -> Request:
         return Request(reason=f"{self._options.max_time:g} s are over")
 
-    def _let_end(self, worker: Worker, request: Request) -> Request:
-        """Start nothing new and wait for what runs; return the request, or one that does not wait so long."""
+    def _let_end(self, worker: Worker, request: Request, end: float | None) -> Request:
+        """Start nothing new and wait for what runs; return the request, or one that does not wait so long.
+
+        That is also when `--max-time` is over, at the monotonic `end`.
+        """
+        self._health.drain()
         logger.info("taking no more: %s; what runs (%d) comes to its end", request.reason, len(worker.running()))
         over = worker.drain(LOOK_EVERY)
         while not over:
             if (later := self._requests.overrides(LOOK_EVERY)) is not None:
                 return later
+            if end is not None and time.monotonic() > end:
+                return self._time_is_over()
             over = worker.drain(0)
         return request
 
     def _end(self, worker: Worker | None, request: Request) -> int:
         """Stop claiming, let runs end, hand back what is left, say goodbye; return the exit code."""
         (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
+        self._health.drain()
         if worker is not None and (running := len(worker.running())):
             logger.info("waiting up to %g s for what runs (%d); a second signal ends at once", self._drain, running)
-        deadline = time.monotonic() + self._drain + AFTER_DRAIN
+        deadline = time.monotonic() + self._drain + self._after_drain
         with self._ended_by(deadline - 0.2):
             # All but the beat: a worker that drains is alive.
             for loop in self._loops[1:]:
@@ -245,7 +284,9 @@ class Runner:
             # A beat after the goodbye would find the row stopped and register anew.
             if self._liveness is None or self._is_retired:
                 return get_settings().heartbeat_interval
-            return self._liveness.tick(now)
+            delay = self._liveness.tick(now)
+            self._health.beaten()
+            return delay
 
     def _retire(self, reason: str) -> None:
         liveness = self._liveness

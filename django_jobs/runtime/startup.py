@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from django.db import Error, connections
 
@@ -48,6 +49,9 @@ class Options:
     limits: Limits
     # How many supervised workers; None is this very process.
     processes: int | None
+    # Where to tell how the process is.
+    health_port: int | None
+    heartbeat_file: Path | None
 
     @classmethod
     def of(
@@ -62,6 +66,8 @@ class Options:
         max_jobs: int | None = None,
         max_memory: float | None = None,
         processes: int | None = None,
+        health_port: int | None = None,
+        heartbeat_file: Path | None = None,
     ) -> Options:
         """Check what was asked for; no role named means all of them. Raises UsageError."""
         settings = get_settings()
@@ -84,6 +90,8 @@ class Options:
             raise UsageError(f"--max-jobs is {max_jobs}; expected a whole number from 1 up.")
         if max_memory is not None and not 0 < max_memory < float("inf"):
             raise UsageError(f"--max-memory is {max_memory:g}; expected more than 0 megabytes.")
+        if health_port is not None and not 0 < health_port < 65536:
+            raise UsageError(f"--health-port is {health_port}; expected a port from 1 to 65535.")
         chosen = tuple(role for role in ROLES if not roles or role in roles)
         if processes is not None:
             _check_processes(processes, roles=chosen, once=once)
@@ -96,6 +104,8 @@ class Options:
             max_time=max_time,
             limits=Limits(max_jobs=max_jobs, max_memory=max_memory),
             processes=processes,
+            health_port=health_port,
+            heartbeat_file=heartbeat_file,
         )
 
     @property

@@ -11,13 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from django.db import Error, connections
 
 from django_jobs.conf import get_settings
 from django_jobs.models import jobs_alias
 from django_jobs.runtime.child import Child
+from django_jobs.runtime.health_port import health_port
+from django_jobs.runtime.heartbeat_file import heartbeat_file
+from django_jobs.runtime.reports import Reports
 from django_jobs.runtime.requests import SIGNALS, Request, Requests, StopNow
 from django_jobs.runtime.runner import AFTER_DRAIN, DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
 from django_jobs.runtime.startup import (
@@ -94,12 +99,14 @@ class Supervisor:
         self._command = [*command] or [sys.executable, *sys.orig_argv[1:]]
         self._members = [Member(child) for child in children_of(options)]
         self._requests = Requests(insisted=self._kill)
+        self._reports = Reports(self._places_of_reports)
 
     def run(self) -> int:
         """Run until asked to stop; return the exit code. Raises DatabaseNotReady, UsageError inside a transaction."""
         started = time.monotonic()
-        with self._requests.signals():
+        with self._requests.signals(), contextlib.ExitStack() as stack:
             try:
+                self._tell_of_health(stack)
                 self._prepare()
                 self._requests.is_starting = False
             except (StopNow, DatabaseNotReady):
@@ -111,12 +118,32 @@ class Supervisor:
             finally:
                 # Also when something here broke: nobody else would end them.
                 for member in self._members:
-                    if member.process is not None and member.is_alive:
+                    if member.process is not None:
                         member.process.kill()
+                        _let_go(member.process)
 
     def stop(self, reason: str = "stopped") -> None:
         """Have run() end in order; safe from any thread."""
         self._requests.put(Request(reason=reason))
+
+    def _tell_of_health(self, stack: contextlib.ExitStack) -> None:
+        port, file = self._options.health_port, self._options.heartbeat_file
+        if port is None and file is None:
+            return
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="runjobs-")))
+        for member in self._members:
+            member.child = replace(member.child, report=folder / str(member.child.number))
+        stack.enter_context(health_port(self._reports, port))
+        stack.enter_context(heartbeat_file(self._reports, file))
+
+    def _places_of_reports(self) -> dict[str, Path | None]:
+        # Called from other threads: only the one that supervises asks a process whether it has ended.
+        return {
+            str(member.child): member.child.report
+            if member.process is not None and member.process.returncode is None
+            else None
+            for member in self._members
+        }
 
     def _prepare(self) -> None:
         """Find the database before any child looks for it, and say once what they will do."""
@@ -184,6 +211,9 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         member.started_at, member.refusal = time.monotonic(), None
+        if member.child.report is not None:
+            # Of the process before it.
+            member.child.report.unlink(missing_ok=True)
         try:
             with held_back_signals():
                 # Not a fork: no connection, thread or lock of this process gets into a child.
@@ -199,7 +229,9 @@ class Supervisor:
         if isinstance(request, int):
             return request
         logger.info("stopping: %s", request.reason)
-        running = [member for member in self._members if member.process is not None]
+        self._reports.drain()
+        # How a child ended before it was told is another story.
+        running = [member for member in self._members if member.is_alive]
         for member in running:
             self._signal(member, signal.SIGTERM)
         deadline = time.monotonic() + get_settings().drain_timeout + AFTER_DRAIN + LINGER

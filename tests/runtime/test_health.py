@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from django_jobs.loop import Loop
-from django_jobs.runtime import health, health_port
+from django_jobs.runtime import health, health_port, reports
 from django_jobs.runtime.health import Answer, Health
 from django_jobs.runtime.health_port import Server
 from django_jobs.runtime.heartbeat_file import heartbeat_file
+from django_jobs.runtime.reports import Reports, reported
 from django_jobs.runtime.startup import UsageError
 from tests.support import wait_for
 
@@ -277,3 +278,44 @@ class TestFile:
             with pytest.raises(UsageError, match="it exists and is no file"), heartbeat_file(Said(), path):
                 pass
         assert pipe.is_fifo()
+
+
+class TestReports:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "1"
+
+    @staticmethod
+    def of(**paths: Path | None) -> Reports:
+        return Reports(lambda: paths)
+
+    def test_a_supervisor_is_as_well_as_its_children(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reports, "EVERY", 0.02)
+        said, answers = Said(), self.of(one=path)
+        assert answers.alive() == Answer(status="ok", problems=[])
+        assert answers.ready() == Answer(status="starting", problems=["one: it has not reported yet"])
+        with reported(said, path):
+            wait_for(lambda: answers.ready().status == "degraded", 5, "it reported")
+            assert answers.alive() == Answer(status="ok", problems=[])
+            said.answer = Answer(status="failing", problems=["the stage thread is dead"])
+            wait_for(lambda: not answers.alive().is_good, 5, "it reported again")
+            assert answers.alive().problems == ["one: the stage thread is dead"]
+
+    def test_a_child_that_says_nothing_any_more_is_not_alive(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with reported(Said(), path):
+            wait_for(path.exists, 5, "it reported")
+        answers = self.of(one=path, two=None)
+        assert answers.alive().is_good
+        monkeypatch.setattr(reports, "STALE_AFTER", 0.0)
+        assert answers.alive().problems == ["one: it has not reported for 0 s"]
+
+    def test_a_child_that_is_being_replaced_is_alive_and_not_ready(self) -> None:
+        answers = self.of(one=None)
+        assert answers.alive().is_good
+        assert answers.ready() == Answer(status="failing", problems=["one: it ended, and is replaced soon"])
+
+    def test_a_supervisor_that_drains_is_not_ready(self) -> None:
+        answers = self.of()
+        assert answers.ready().is_good
+        answers.drain()
+        assert (answers.alive().status, answers.ready().status) == ("ok", "draining")

@@ -3,7 +3,7 @@
 Exit codes:
 
 - 0: stopped as asked, by a signal, `--max-time`, `--max-jobs`, `--max-memory` or the end of `--once`
-- 1: something broke while running, or outcomes could not be written at the end
+- 1: something broke while running, or outcomes could not be written at the end; `--check` found nobody
 - 2: a wrong option or setting
 - 3: the database cannot be reached, or its tables are missing
 - 4: a child of `--processes` asks to be replaced; nobody else sees this
@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import contextlib
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
+from django_jobs.runtime.check import missing
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.reload import run_reloading
-from django_jobs.runtime.runner import NO_DATABASE, USAGE, Runner, end_soon
+from django_jobs.runtime.runner import FAILED, NO_DATABASE, USAGE, Runner, end_soon
 from django_jobs.runtime.startup import ROLES, DatabaseNotReady, Options, UsageError
 from django_jobs.runtime.supervisor import Supervisor
 
@@ -56,6 +58,15 @@ class Command(BaseCommand):
         parser.add_argument("--max-jobs", type=int, metavar="N", help="End after N runs; with --processes, each.")
         parser.add_argument(
             "--max-memory", type=float, metavar="MB", help="End after a run when more is in use, in millions of bytes."
+        )
+        parser.add_argument(
+            "--health-port", type=int, metavar="P", help="Answer GET /healthz and /readyz on this port."
+        )
+        parser.add_argument(
+            "--heartbeat-file", type=Path, metavar="PATH", help="Keep this file fresh while all is alive."
+        )
+        parser.add_argument(
+            "--check", action="store_true", help="Only ask whether a live process is there; exit code 0 if so."
         )
         parser.add_argument(
             "--reload", action="store_true", help="Begin anew when a source file changes (development)."
@@ -92,7 +103,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped; leave with an exit code other than 0 when something went wrong."""
         with console(self.stderr, options["verbosity"], with_pid=options["processes"] is not None):
-            if options["reload"]:
+            if options["check"]:
+                self._check_workers(options)
+            elif options["reload"]:
                 self._check_reload(options)
                 run_reloading(self._run_reporting, lambda: self._runner(self._options(options), options))
             elif code := self._run(self._make(options)):
@@ -106,6 +119,16 @@ class Command(BaseCommand):
                 "--reload is for development, where one process is enough: leave out --processes.", returncode=USAGE
             )
 
+    def _check_workers(self, options: dict[str, Any]) -> None:
+        # Wrong names are a mistake, and not something that is missing.
+        self._options(options)
+        try:
+            lacking = missing(roles=[role for role in ROLES if options[role]], queues=options["queues"] or ())
+        except DatabaseNotReady as error:
+            raise CommandError(str(error), returncode=NO_DATABASE) from error
+        if lacking:
+            raise CommandError(f"There is no live {', no live '.join(lacking)}.", returncode=FAILED)
+
     def _options(self, options: dict[str, Any]) -> Options:
         try:
             return Options.of(
@@ -118,6 +141,8 @@ class Command(BaseCommand):
                 max_jobs=options["max_jobs"],
                 max_memory=options["max_memory"],
                 processes=options["processes"],
+                health_port=options["health_port"],
+                heartbeat_file=options["heartbeat_file"],
             )
         except (UsageError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=USAGE) from error
