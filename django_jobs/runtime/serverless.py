@@ -1,0 +1,90 @@
+"""Do what is due within a number of seconds, the end included: for the view, whose process may be frozen afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_jobs.conf import get_settings
+from django_jobs.loop import start_thread
+from django_jobs.models import jobs_alias
+from django_jobs.runtime.runner import AFTER_DRAIN, DONE, Runner
+from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError, refuse_transaction
+
+# Of the time there is, for the drain and for what follows it.
+SHARE = 0.2
+# Less does not suffice to interrupt handlers and to write how they ended.
+LEAST_AFTER_DRAIN = 4.0
+
+
+class Failure(Exception):
+    """The call could not do its work; the text is one line without secrets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one call did."""
+
+    # Is nothing left that is due?
+    done: bool
+    # Executions that were started.
+    started: int
+    # What became of them, by status; "scheduled" and "pending" ones run again.
+    ended: Mapping[str, int]
+    seconds: float
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as the JSON answer has it."""
+        return asdict(self)
+
+
+def run_within(seconds: float, *, max_jobs: int | None = None) -> Report:
+    """Do what `runjobs --once` does in a thread of its own, and return within so many seconds.
+
+    What still runs when the time is nearly over is stopped as at any shutdown: with `retry` it is handed back. Raises
+    Failure.
+    """
+    drain, rest = divided(seconds)
+    results: list[Report | Exception] = []
+
+    def work() -> None:
+        try:
+            options = Options.of(once=True, max_time=seconds - drain - rest, max_jobs=max_jobs)
+            results.append(_run(Runner(options, drain=drain, after_drain=rest)))
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+            results.append(error)
+
+    try:
+        refuse_transaction(jobs_alias())
+        # Not in this thread: a server's main thread would lend its signals, and nothing here could hold up the answer.
+        start_thread(work, name="once").join(seconds)
+    except (UsageError, RuntimeError) as error:
+        raise Failure(str(error)) from error
+    match results:
+        case [Report() as report]:
+            return report
+        case [UsageError() | ImproperlyConfigured() | DatabaseNotReady() as fault]:
+            raise Failure(str(fault)) from fault
+        case [Exception() as fault]:
+            raise fault
+        case _:
+            raise Failure(f"It did not end within {seconds:g} s; executions that it holds will be rescued.")
+
+
+def divided(seconds: float) -> tuple[float, float]:
+    """Return how much of the time is for the drain, and how much for what follows it."""
+    drain = min(get_settings().drain_timeout, SHARE * seconds)
+    return drain, min(AFTER_DRAIN, max(SHARE * seconds, LEAST_AFTER_DRAIN))
+
+
+def _run(runner: Runner) -> Report:
+    began = time.monotonic()
+    if runner.run() != DONE:
+        raise Failure("Something broke; the log says what.")
+    started, ended = runner.counts()
+    return Report(
+        done=runner.came_to_the_end, started=started, ended=dict(ended), seconds=round(time.monotonic() - began, 3)
+    )

@@ -1,0 +1,80 @@
+"""Do what is due when a platform's cron calls a URL; for projects that have no process of their own for `runjobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.contrib.auth.decorators import login_not_required
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
+from django.urls import Resolver404
+from django.utils.crypto import constant_time_compare
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.debug import sensitive_variables
+
+from django_jobs.conf import get_settings
+from django_jobs.runtime.serverless import Failure, run_within
+
+# Many platforms end a request after a minute.
+MAX_TIME = 50
+# Below, nothing is left beside an orderly end; above, a `runjobs --once` is the better way.
+MAX_TIMES = range(10, 901)
+MAX_JOBS = range(1, 1_000_001)
+
+View = Callable[..., HttpResponseBase]
+
+
+def _outside_transactions(view: View) -> View:
+    """Leave a view out of ATOMIC_REQUESTS, on every database that has it."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+@_outside_transactions
+@csrf_exempt
+@login_not_required
+def run(request: HttpRequest) -> HttpResponse:
+    """Fire due ticks, take over from dead processes, run what is due; answer with counts, as JSON.
+
+    GET, as some platforms' cron has it, or POST, with the header `Authorization: Bearer <CRON_SECRET>`: to anybody else
+    there is no such URL. `?max_time=` seconds bound the whole call, 10 to 900, and `?max_jobs=` the number of runs.
+    """
+    if not _is_authorised(request):
+        # As for a URL that no pattern matches, whatever the project's own page makes of that.
+        raise Resolver404
+    if request.method not in {"GET", "POST"}:
+        return HttpResponseNotAllowed(["GET", "POST"])
+    try:
+        max_time = _number(request, "max_time", MAX_TIMES) or MAX_TIME
+        max_jobs = _number(request, "max_jobs", MAX_JOBS)
+    except ValueError as error:
+        return _answer({"error": str(error)}, status=400)
+    try:
+        return _answer(run_within(max_time, max_jobs=max_jobs).as_dict(), status=200)
+    except Failure as error:
+        return _answer({"error": str(error)}, status=503)
+
+
+@sensitive_variables()
+def _is_authorised(request: HttpRequest) -> bool:
+    secret = get_settings().cron_secret
+    if secret is None:
+        return False
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    # Servers hand over the bytes of a header as Latin-1.
+    right = constant_time_compare(token.strip().encode("latin-1", "replace"), secret.encode())
+    return right and scheme.lower() == "bearer"
+
+
+def _number(request: HttpRequest, name: str, allowed: range) -> int | None:
+    text = request.GET.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) in allowed):
+        raise ValueError(f"{name} is {text[:20]!r}; expected a whole number from {allowed[0]} to {allowed[-1]}.")
+    return int(text)
+
+
+def _answer(body: dict[str, object], *, status: int) -> HttpResponse:
+    return JsonResponse(body, status=status, headers={"Cache-Control": "no-store"})
