@@ -60,12 +60,16 @@ class RedisServer:
     def _answers(self, process: Any, log: Path) -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"The server ended with {process.returncode}:\n{log.read_text(errors='replace')}")
+        return self.answer(b"PING").startswith((b"+PONG", b"-NOAUTH"))
+
+    def answer(self, command: bytes) -> bytes:
+        """Return the beginning of its answer on a connection of its own, without a client's patience; or nothing."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
+                connection.sendall(command + b"\r\n")
+                return connection.recv(16)
         except OSError:
-            return False
+            return b""
 
     def send(self, number: int) -> None:
         """Send it a signal; SIGSTOP makes it hang until SIGCONT."""
@@ -147,9 +151,10 @@ def redis_server(request: pytest.FixtureRequest, settings: Settings) -> RedisSer
 
 
 @pytest.fixture
-def own_valkey(settings: Settings) -> Iterator[RedisServer]:
+def own_valkey(request: pytest.FixtureRequest, settings: Settings) -> Iterator[RedisServer]:
     """A Valkey that a test may kill, freeze and spoil."""
     with running_redis("valkey") as server:
+        request.config.stash[REDIS_SERVERS].add(server.version)
         yield _behind_cache(server, settings)
         with contextlib.suppress(ProcessLookupError):
             server.send(signal.SIGCONT)

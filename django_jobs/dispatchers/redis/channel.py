@@ -27,6 +27,8 @@ class Channel(Session):
 
     def _open(self) -> None:
         self._is_asked = False
+        # One that is loading lets us subscribe, and answers nothing else.
+        self._client.ping()
         self._messages = self._client.pubsub()
         self._messages.subscribe(self._keys.channel)
         # Its answer says that the subscription holds.

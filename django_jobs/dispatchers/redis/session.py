@@ -59,11 +59,11 @@ class Session(ABC):
             if self._is_closed:
                 # The connection was closed under its reader, who may meet anything.
                 return 0.0
+            if self.problem is not None and isinstance(error, Unavailable):
+                # It is no lost connection only: until the next attempt nobody who pushes has to find that out.
+                self._breaker.shut(str(error), MAX_BACKOFF)
             self.problem = str(error)
             self._client.connection_pool.disconnect()
-            if isinstance(error, Unavailable):
-                # Until the next attempt here nobody who pushes has to find it out.
-                self._breaker.shut(self.problem, MAX_BACKOFF)
             raise
         self.problem = None
         self._breaker.open()

@@ -1,0 +1,289 @@
+"""What the redis dispatcher does while its server is down, hangs or refuses, and that it comes back by itself."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_jobs import dispatchers
+from django_jobs.dispatchers import Unavailable, announce
+from django_jobs.dispatchers.redis import RedisDispatcher, breaker, channel, hints, session
+from django_jobs.fields import uuid7
+from tests.dispatchers.contract import when_ready
+from tests.forwarder import Forwarder
+from tests.redis_servers import RedisServer, use_cache
+from tests.support import wait_for
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.subprocess
+
+# Of a push while the server does what it may.
+BUDGET = 1.0
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "WAIT", 0.2)
+    monkeypatch.setattr(channel, "WAIT", 0.2)
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT", 0.6)
+
+
+class Project:
+    """A dispatcher, and a worker that counts its calls."""
+
+    def __init__(self, **options: Any) -> None:
+        self.dispatcher = RedisDispatcher({"CACHE": "redis"})
+        self.wakes, self.looks = threading.Event(), threading.Event()
+        self.worker: Any = None
+
+    def listen(self) -> None:
+        self.worker = self.dispatcher.subscribe(["mail"], self.wakes.set, self.looks.set, lambda: 10)
+
+    def push(self) -> float:
+        """Return how long a push took that succeeded or not."""
+        began = time.monotonic()
+        announce_with(self.dispatcher)
+        return time.monotonic() - began
+
+    def hears(self) -> bool:
+        """Whether a hint and a cancel of now arrive."""
+        when_ready(self.worker)
+        self.wakes.clear()
+        self.looks.clear()
+        try:
+            self.dispatcher.hint("mail", [uuid7()])
+            self.dispatcher.cancel_hint([uuid7()])
+        except Unavailable:
+            return False
+        return self.wakes.wait(1) and self.looks.wait(1)
+
+
+def announce_with(dispatcher: RedisDispatcher) -> bool:
+    try:
+        dispatcher.hint("mail", [uuid7()])
+    except Unavailable:
+        return False
+    return True
+
+
+@pytest.fixture
+def project(own_valkey: RedisServer) -> Iterator[Project]:
+    made = Project()
+    yield made
+    made.dispatcher.close()
+
+
+def kill(server: RedisServer) -> Callable[[], None]:
+    server.kill()
+    return server.start
+
+
+def freeze(server: RedisServer) -> Callable[[], None]:
+    server.send(signal.SIGSTOP)
+    return lambda: server.send(signal.SIGCONT)
+
+
+def make_replica(server: RedisServer) -> Callable[[], None]:
+    def end() -> None:
+        with server.client() as client:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+
+    with server.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    return end
+
+
+def fill(server: RedisServer) -> Callable[[], None]:
+    def end() -> None:
+        with server.client() as client:
+            client.config_set("maxmemory", 0)
+
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+    return end
+
+
+def load(server: RedisServer) -> Callable[[], None]:
+    """Restart it with a dump that takes long to read; it ends by itself."""
+    with server.client() as client:
+        for first in range(0, 20_000, 1000):
+            client.mset({f"key:{number}": "x" * 50 for number in range(first, first + 1000)})
+        client.save()
+    server.kill()
+    slow = ("--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024")
+    server.start(*slow, await_answer=False)
+    wait_for(lambda: server.answer(b"GET nothing").startswith(b"-LOADING"), 5, "it is loading")
+    return lambda: None
+
+
+@pytest.mark.parametrize("fault", [kill, freeze, make_replica, load, fill])
+def test_a_push_takes_less_than_a_second_and_the_next_ones_nothing(
+    project: Project, own_valkey: RedisServer, fault: Callable[[RedisServer], Callable[[], None]]
+) -> None:
+    assert announce_with(project.dispatcher)
+    fault(own_valkey)
+    assert project.push() < BUDGET
+    pushes = [project.push() for _ in range(200)]
+    assert sum(pushes) < 0.3
+
+
+@pytest.mark.parametrize("fault", [kill, freeze, make_replica, pytest.param(load, marks=pytest.mark.slow)])
+def test_after_it_wake_ups_come_again_by_themselves(
+    project: Project, own_valkey: RedisServer, fault: Callable[[RedisServer], Callable[[], None]]
+) -> None:
+    project.listen()
+    wait_for(project.hears, 5, "hints arrive")
+    end = fault(own_valkey)
+    wait_for(project.worker.problem, 5, "the fault is seen")
+    assert str(own_valkey.port) in project.worker.problem()
+    project.wakes.clear()
+    end()
+    # What may have been missed is looked for at once.
+    assert project.wakes.wait(10)
+    wait_for(project.hears, 10, "hints arrive again")
+
+
+def test_a_full_server_takes_hints_again_as_soon_as_there_is_room(project: Project, own_valkey: RedisServer) -> None:
+    project.listen()
+    when_ready(project.worker)
+    end = fill(own_valkey)
+    with pytest.raises(Unavailable, match="maxmemory"):
+        project.dispatcher.hint("mail", [uuid7()])
+    end()
+    wait_for(project.hears, 5, "hints arrive again")
+
+
+@pytest.mark.parametrize("kind", ["normal", "pubsub"])
+def test_connections_that_the_server_ends_are_replaced(project: Project, own_valkey: RedisServer, kind: str) -> None:
+    project.listen()
+    wait_for(project.hears, 5, "hints arrive")
+    for _ in range(3):
+        with own_valkey.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        # One that was kept for pushing is replaced within the push.
+        assert announce_with(project.dispatcher)
+        wait_for(project.hears, 5, "hints arrive again")
+
+
+def test_a_worker_started_while_the_server_is_down_is_woken_once_it_is_there(
+    project: Project, own_valkey: RedisServer
+) -> None:
+    own_valkey.kill()
+    project.listen()
+    wait_for(lambda: "refused" in (project.worker.problem() or ""), 5, "the fault is told")
+    own_valkey.start()
+    wait_for(project.hears, 10, "hints arrive")
+
+
+def test_a_cable_that_falls_silent_is_noticed_and_closing_waits_for_nothing(
+    own_valkey: RedisServer, settings: Settings
+) -> None:
+    cable = Forwarder(("127.0.0.1", own_valkey.port))
+    use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
+    project = Project()
+    project.listen()
+    wait_for(project.hears, 5, "hints arrive")
+    cable.hush()
+    assert project.push() < BUDGET
+    wait_for(project.worker.problem, 5, "the silence is noticed")
+    began = time.monotonic()
+    project.dispatcher.close()
+    assert time.monotonic() - began < 0.2
+    cable.cut()
+
+
+def test_a_server_without_bzmpop_is_told_once_and_takes_hints_that_are_not_heard(
+    own_valkey: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_valkey.restart("--rename-command", "BZMPOP", "")
+    project = Project()
+    with caplog.at_level(logging.WARNING, "django_jobs"):
+        project.listen()
+        wait_for(lambda: "Redis 7, Valkey, or newer" in (project.worker.problem() or ""), 5, "it is told")
+        failures = project.worker._sessions[0]._loop
+        wait_for(lambda: failures._failures > 2, 10, "it tries again")
+    assert [text for text in caplog.messages if "too old" in text] == caplog.messages[:1]
+    assert not caplog.records[0].exc_info
+    project.dispatcher.close()
+
+
+@pytest.mark.parametrize("url", ["redis://:s3cret@127.0.0.1:{port}/0", "redis://anna:s3cret@127.0.0.1:{port}/0"])
+def test_a_wrong_password_is_told_without_it(
+    own_valkey: RedisServer, settings: Settings, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    own_valkey.restart("--requirepass", "another")
+    use_cache(settings, url.format(port=own_valkey.port))
+    project = Project()
+    with caplog.at_level(logging.DEBUG):
+        project.listen()
+        wait_for(lambda: "invalid username-password" in (project.worker.problem() or ""), 5, "it is told")
+        with pytest.raises(Unavailable, match="invalid username-password"):
+            project.dispatcher.hint("mail", [uuid7()])
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in project.dispatcher.describe()
+    project.dispatcher.close()
+
+
+def test_an_outage_is_one_line_without_a_traceback_however_many_push(
+    own_valkey: RedisServer, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatchers, "_logged_at", float("-inf"))
+    settings.DJANGO_JOBS = {"DISPATCHER": {"BACKEND": "redis", "OPTIONS": {"CACHE": "redis"}}}
+    own_valkey.kill()
+    with caplog.at_level(logging.DEBUG, "django_jobs"):
+        assert {announce("mail", [uuid7()]) for _ in range(50)} == {False}
+    [record] = caplog.records
+    assert f"127.0.0.1:{own_valkey.port}" in record.getMessage()
+    assert record.exc_info is None
+
+
+def test_after_a_failure_one_caller_tries_and_the_others_wait_for_what_comes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(breaker, "SHORTEST", 0.05)
+    made, asked, go_on = breaker.Breaker(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        raise Unavailable("it is down")
+
+    def hang() -> str:
+        asked.set()
+        assert go_on.wait(5)
+        return "it is back"
+
+    with pytest.raises(Unavailable, match="it is down"):
+        made.call(fail)
+    with pytest.raises(Unavailable, match="not asked again so soon"):
+        made.call(hang)
+    assert not asked.is_set()
+    time.sleep(0.06)
+    answers: list[str] = []
+    trier = threading.Thread(target=lambda: answers.append(made.call(hang)))
+    trier.start()
+    assert asked.wait(5)
+    with pytest.raises(Unavailable, match="not asked again so soon"):
+        made.call(hang)
+    go_on.set()
+    trier.join()
+    assert [*answers, made.call(lambda: "and works")] == ["it is back", "and works"]
+
+
+def test_a_failure_that_took_long_is_not_repeated_for_twenty_times_as_long() -> None:
+    made = breaker.Breaker()
+
+    def fail_late() -> None:
+        time.sleep(0.1)
+        raise Unavailable("no answer")
+
+    with pytest.raises(Unavailable):
+        made.call(fail_late)
+    assert made._shut_until is not None
+    assert 1.5 < made._shut_until - time.monotonic() < 5
