@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
+from django.db.models.query_utils import DeferredAttribute
 from django.utils import timezone
 
 from django_jobs.conf import get_settings
@@ -91,8 +92,27 @@ class StrictJSONEncoder(json.JSONEncoder):
         super().__init__(**{**kwargs, "allow_nan": False})
 
 
+def text_name(attname: str) -> str:
+    """Return where an instance keeps the text of a JSON column until its value is asked for."""
+    return f"_{attname}_json"
+
+
+class _FromText(DeferredAttribute):
+    """Reads the text that came with the row; without one the column is deferred as any other."""
+
+    def __get__(self, instance: models.Model | None, cls: type[models.Model] | None = None) -> Any:
+        text = None if instance is None else vars(instance).get(text_name(self.field.attname))
+        if instance is None or text is None:
+            return super().__get__(instance, cls)
+        if self.field.attname not in vars(instance):
+            vars(instance)[self.field.attname] = json.loads(text)
+        return vars(instance)[self.field.attname]
+
+
 class StrictJSONField(models.JSONField):
     """A JSONField that holds strict JSON only."""
+
+    descriptor_class = _FromText
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("encoder", StrictJSONEncoder)

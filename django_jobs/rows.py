@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from django.db.models.base import ModelState
 from django.db.models.expressions import Col
 
 from django_jobs.conf import get_settings
-from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, to_database
+from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, text_name, to_database
 from django_jobs.models import JobExecution, Worker
 
 if TYPE_CHECKING:
@@ -28,9 +28,24 @@ Fields = tuple[Any, ...]
 READ: Fields = tuple(
     field for field in JobExecution._meta.concrete_fields if field.attname not in {"logs", "result", "progress"}
 )
-# Without what the claim has just written itself, or no run reads.
-_WRITTEN = {"hinted_at", "created_at", "status", "worker_id", "started_at", "updated_at", "completed_at"}
-CLAIMED: Fields = tuple(field for field in READ if field.attname not in _WRITTEN)
+# What a run and its receivers read; the rest is fetched for those who ask. Each column costs every row of every claim.
+_OF_A_RUN = {
+    "id",
+    "job_name",
+    "queue",
+    "rank",
+    "payload",
+    "key",
+    "organization_id",
+    "attempt",
+    "max_attempts",
+    "run_no",
+    "scheduled_at",
+    "errors",
+    "triggered_by",
+    "triggered_by_name",
+}
+CLAIMED: Fields = tuple(field for field in READ if field.attname in _OF_A_RUN)
 
 
 _columns: dict[tuple[str, int, str], str] = {}
@@ -46,56 +61,53 @@ def columns(connection: BaseDatabaseWrapper, fields: Fields, prefix: str = "") -
 
 
 @lru_cache(maxsize=32)
-def _plan(
-    alias: str, use_tz: bool, fields: Fields
-) -> tuple[list[str], int, list[tuple[int, list[Callable[..., Any]]]]]:
-    """Return the attribute names, where the payload is, and which positions need which converters."""
+def _plan(alias: str, use_tz: bool, fields: Fields) -> tuple[list[str], list[tuple[int, list[Callable[..., Any]]]]]:
+    """Return under which names the columns are kept, and which positions need which converters."""
     connection = connections[alias]
     # psycopg hands out aware datetimes under USE_TZ already.
     ready: tuple[type, ...] = (UTCDateTimeField,) if connection.vendor == "postgresql" and use_tz else ()
-    converters = []
+    names, converters = [], []
     for position, field in enumerate(fields):
         if isinstance(field, StrictJSONField):
-            converters.append((position, [_json]))
+            # All databases give text, which is read when somebody asks.
+            names.append(text_name(field.attname))
             continue
+        names.append(field.attname)
         steps = connection.ops.get_db_converters(Col(TABLE, field)) + field.get_db_converters(connection)
         if steps and not isinstance(field, ready):
             converters.append((position, steps))
-    names = [field.attname for field in fields]
-    return names, names.index("payload"), converters
-
-
-def _json(value: str | None, expression: Any, connection: Any) -> Any:
-    """Read JSON text, as all databases give it; most of ours is empty."""
-    if value == "{}":
-        return {}
-    return [] if value == "[]" else None if value is None else json.loads(value)
+    return names, converters
 
 
 def executions(
-    rows: Sequence[Sequence[Any]], connection: BaseDatabaseWrapper, fields: Fields, **written: Any
+    rows: Iterable[Sequence[Any]], connection: BaseDatabaseWrapper, fields: Fields, **written: Any
 ) -> list[JobExecution]:
     """Build executions from rows of `columns()` and the values that the statement wrote to all of them.
 
-    Fields in neither are deferred. The payload's text is kept as the database gave it. Model.from_db() and __init__()
-    are passed by: they look at each of forty fields twice, which is a third of what a claim costs in Python.
+    Fields in neither are deferred. Model.from_db() and __init__() are passed by: they look at each of forty fields
+    twice, which is a third of what a claim costs in Python.
     """
-    names, payload, converters = _plan(connection.alias, get_settings().use_tz, fields)
+    names, converters = _plan(connection.alias, get_settings().use_tz, fields)
+    if converters:
+        rows = [_converted(row, converters, connection) for row in rows]
     built = []
     for row in rows:
-        values = list(row)
-        text = values[payload]
-        for position, steps in converters:
-            value = values[position]
-            for step in steps:
-                value = step(value, None, connection)
-            values[position] = value
         execution = JobExecution.__new__(JobExecution)
-        execution._state = ModelState()
-        execution._state.adding, execution._state.db = False, connection.alias
-        execution.__dict__.update(zip(names, values, strict=True), _payload_json=text, **written)
+        execution._state = state = ModelState()
+        state.adding, state.db = False, connection.alias
+        execution.__dict__.update(zip(names, row, strict=True), **written)
         built.append(execution)
     return built
+
+
+def _converted(
+    row: Sequence[Any], converters: list[tuple[int, list[Callable[..., Any]]]], connection: BaseDatabaseWrapper
+) -> list[Any]:
+    values = list(row)
+    for position, steps in converters:
+        for step in steps:
+            values[position] = step(values[position], None, connection)
+    return values
 
 
 def instant(value: datetime | None, connection: BaseDatabaseWrapper) -> Any:

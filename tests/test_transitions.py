@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_jobs import clock, contention, transitions
 from django_jobs.fields import uuid7
@@ -145,9 +146,13 @@ def test_a_claimed_row_is_what_the_table_holds(now: datetime, worker: Worker) ->
     JobExecutionFactory(now=now, key="K", organization_id="A", errors=[ENTRY], triggered_by="7", tick_at=now)
     (claimed,) = claim(worker, now)
     found = JobExecution.objects.get()
-    loaded = claimed.get_deferred_fields()
-    # The large columns of earlier attempts are not read; they come when somebody asks.
-    assert loaded == {"logs", "result", "progress", "hinted_at", "created_at"}
+    # The large columns of earlier attempts, and what no run reads, come when somebody asks.
+    assert {"logs", "result", "progress", "context", "hinted_at"} <= claimed.get_deferred_fields()
+    with CaptureQueriesContext(connection) as queries:
+        assert (claimed.payload, claimed.errors, claimed.payload) == (found.payload, [ENTRY], found.payload)
+        assert (claimed.key, claimed.organization_id, claimed.triggered_by) == ("K", "A", "7")
+        assert (claimed.worker_id, claimed.cancel_requested_at, claimed.parked_reason) == (worker.pk, None, "")
+    assert len(queries) == 0
     for field in JobExecution._meta.concrete_fields:
         assert getattr(claimed, field.attname) == getattr(found, field.attname), field.attname
     assert claimed._state.db == "default" and not claimed._state.adding

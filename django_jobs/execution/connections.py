@@ -18,6 +18,13 @@ UNUSED = 1.0
 _last = threading.local()
 
 
+def freshen() -> None:
+    """Tidy connections that lay idle; those in use a moment ago were tidied after it."""
+    now = monotonic()
+    if now - getattr(_last, "used_at", now) > UNUSED:
+        tidy()
+
+
 def tidy(culprit: str = "", *, close_all: bool = False) -> None:
     """Do for each connection of this thread what Django does around a request, and end transactions left open.
 

@@ -20,7 +20,7 @@ from django.db import InterfaceError, OperationalError, transaction
 from django_jobs.contention import is_connection_loss
 from django_jobs.context import JobContext, enter_context
 from django_jobs.execution import judgement, logs
-from django_jobs.execution.connections import close_all, tidy
+from django_jobs.execution.connections import close_all, freshen, tidy
 from django_jobs.execution.outcomes import Lost, Ok, Outcome
 from django_jobs.models import jobs_alias
 
@@ -45,7 +45,7 @@ def execute(run: Run) -> Outcome:
     """
     manage = run.manage_connections
     if manage:
-        tidy()
+        freshen()
     run.context = Context()
     job = run.job
     try:

@@ -102,7 +102,7 @@ class Pool:
         """
         with self._lock:
             for run in runs:
-                self._active[run.execution.pk] = run
+                self._active[run.execution.id] = run
             self._sync_active += sum(not run.job.is_async for run in runs)
             try:
                 for _ in range(self._sync_active - len(self._threads)):
@@ -115,7 +115,7 @@ class Pool:
         for run in runs:
             self._interrupter.register(run)
             if loop is not None and run.job.is_async:
-                self._loops[run.execution.pk] = loop
+                self._loops[run.execution.id] = loop
                 loop.call_soon_threadsafe(self._start_task, loop, run)
             else:
                 self._work.append(run)
@@ -226,7 +226,7 @@ class Pool:
     def _end(self, run: Run, outcome: Outcome) -> None:
         with self._lock:
             # An abandoned run was ended without its handler; what it says now comes too late.
-            if self._active.get(run.execution.pk) is not run:
+            if self._active.get(run.execution.id) is not run:
                 return
             was_full = len(self._active) >= self.slots
             self._leave(run, outcome)
@@ -237,13 +237,13 @@ class Pool:
         run.outcome = outcome
         # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
         self._on_ended(run)
-        del self._active[run.execution.pk]
-        self._loops.pop(run.execution.pk, None)
+        del self._active[run.execution.id]
+        self._loops.pop(run.execution.id, None)
         self._sync_active -= not run.job.is_async
 
     def _abandon(self, run: Run, outcome: Outcome) -> None:
         """End a run whose handler does not stop, and replace its slot; called by the ladder."""
-        loop = self._loops.get(run.execution.pk)
+        loop = self._loops.get(run.execution.id)
         with self._lock:
             self._abandoned += 1
             self._threads.pop(run.thread_id, None)
@@ -262,7 +262,7 @@ class Pool:
         """Give up every run of a loop that does not turn any more; in a thread of its own, since asking takes time."""
         if _answers(loop):
             return
-        for run in [run for run in list(self._active.values()) if self._loops.get(run.execution.pk) is loop]:
+        for run in [run for run in list(self._active.values()) if self._loops.get(run.execution.id) is loop]:
             outcome = given_up(run)
             if run.gate.abandon():
                 self._interrupter.unregister(run)
