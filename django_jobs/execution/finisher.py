@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import Error, connections, transaction
 
 from django_jobs import clock, retention, transitions
 from django_jobs.contention import is_connection_loss, is_contention
@@ -184,7 +184,7 @@ class Finisher:
                 now = now or clock.now(self._using)
                 moved = self._finish(batch, now, lost_connection)
                 break
-            except (DatabaseError, InterfaceError) as error:
+            except Error as error:
                 lost = is_connection_loss(error, self._using)
                 connections[self._using].close()
                 if not lost and not is_contention(error) and self._takes_the_plainest(batch[0]):
@@ -230,7 +230,7 @@ class Finisher:
         if ids := [run.execution.pk for run in runs]:
             try:
                 retention.discard(ids, using=self._using)
-            except DatabaseError as error:
+            except Error as error:
                 if is_connection_loss(error, self._using):
                     raise
                 logger.debug("%d executions were not deleted: %s", len(ids), error)
@@ -263,7 +263,7 @@ class Finisher:
                 ending = transitions.fail(run.execution, error=UNSTORABLE)
                 transitions.finish([ending], now=now, using=self._using, wait=False)
                 transaction.set_rollback(True, using=self._using)
-        except (DatabaseError, InterfaceError):
+        except Error:
             connections[self._using].close()
             return False
         return True
@@ -325,7 +325,7 @@ class Finisher:
                 now = clock.now(self._using)
                 max_age = run.job.effective_keep.max_age
                 retention.trim(name, status, keep, max_age, now=now, using=self._using)
-            except DatabaseError as error:
+            except Error as error:
                 logger.debug("old executions of %s were not trimmed: %s", name, error)
 
 

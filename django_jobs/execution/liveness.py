@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from django.db import DatabaseError, transaction
+from django.db import Error, transaction
 
 from django_jobs import clock, transitions
 from django_jobs.conf import get_settings
@@ -184,7 +184,7 @@ class Watch:
                 for row in (run.execution for run in runs if run.execution.pk in free):
                     done.append(row.pk)
                     mine.filter(pk=row.pk, run_no=row.run_no).update(progress=reported[row.pk], updated_at=now)
-        except DatabaseError as error:
+        except Error as error:
             passes = is_contention(error) or is_connection_loss(error, using)
             # The last one was refused for what it holds, and is not tried again.
             done = [] if passes else done[-1:]

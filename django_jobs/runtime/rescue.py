@@ -16,6 +16,7 @@ from django.db.models import Exists, F, OuterRef, Q
 from django_jobs import clock, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.contention import is_connection_loss
+from django_jobs.definition import Job
 from django_jobs.exceptions import WorkerLost
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import ExecutionQuerySet
@@ -158,11 +159,12 @@ class Rescue:
     def _settle(self, dead: Collection[Owner], now: datetime) -> int:
         """Move the rows of dead owners, one by one so that none stops the others; return how many moved."""
         owners = {owner.worker_id: owner for owner in dead}
+        fields = ("job_name", "worker_id", "started_at", "attempt", "rescues")
         moved = 0
         for ids in portions(list(owners)):
             lost = self._lost(ids, now)
             rest = lost
-            while page := list(rest.order_by("pk").only("job_name", "worker_id", "started_at", "rescues")[:PAGE]):
+            while page := list(rest.order_by("pk").only(*fields)[:PAGE]):
                 for row in page:
                     moved += self._settle_row(row, lost.filter(pk=row.pk), owners[row.worker_id], now)
                 rest = lost.filter(pk__gt=page[-1].pk)
@@ -207,27 +209,28 @@ class Rescue:
             logger.error("%s cannot be rescued: %s", row, error)  # noqa: TRY400 - one line
             return False
         for pk in moved:
-            self._tell(pk)
+            self._tell(pk, job, attempt=row.attempt, message=message)
         return bool(moved)
 
-    def _tell(self, pk: UUID) -> None:
+    def _tell(self, pk: UUID, job: Job[...] | None, *, attempt: int, message: str) -> None:
+        """Hint what runs again, and tell of the attempt that failed with its worker."""
         row = JobExecution.objects.using(self._using).filter(pk=pk).first()
         if row is None:
             return
-        if row.status == Status.PENDING:
-            logger.warning("%s runs again: %s", row, row.error)
-            hint([(row.queue, row.rank, row.pk)])
-        elif row.status == Status.CANCELLED:
+        if row.status == Status.CANCELLED:
             after_cancel(row, using=self._using)
-        elif row.status == Status.ERROR:
-            self._tell_of_error(row)
-
-    def _tell_of_error(self, row: JobExecution) -> None:
-        job = registry.find(row.job_name)
-        if job is None:
-            logger.error("%s ended: %s", row, row.error)
             return
-        if job.retention(Status.ERROR) == 0:
+        will_retry = row.status != Status.ERROR
+        if will_retry:
+            if row.status == Status.PENDING:
+                hint([(row.queue, row.rank, row.pk)])
+            # Who claimed it since counts the next attempt already.
+            row.status, row.attempt = Status.PENDING, attempt
+        if job is None:
+            level, what = (logging.WARNING, "runs again") if will_retry else (logging.ERROR, "ended")
+            logger.log(level, "%s %s: %s%s", row, what, PREFIX, message)
+            return
+        if not will_retry and job.retention(Status.ERROR) == 0:
             JobExecution.objects.using(self._using).filter(pk=row.pk).delete_finished()
-        emit(job_failed, job, row, exception=WorkerLost(row.error.removeprefix(PREFIX)), will_retry=False)
+        emit(job_failed, job, row, exception=WorkerLost(message), will_retry=will_retry)
         emit(job_finished, job, row)

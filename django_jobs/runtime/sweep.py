@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db import DatabaseError
+from django.db import Error
 from django.db.models import Exists, OuterRef
 
 from django_jobs import clock
@@ -37,7 +37,7 @@ def run_apart(phases: dict[str, Callable[[], object]], *, using: str) -> None:
     for name, phase in phases.items():
         try:
             phase()
-        except DatabaseError as error:
+        except Error as error:
             if is_connection_loss(error, using):
                 raise
             logger.error("%s failed and will be tried again: %s", name, error)  # noqa: TRY400 - one line

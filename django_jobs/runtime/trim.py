@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from django.db import DatabaseError
+from django.db import Error
 
 from django_jobs import clock, registry, retention
 from django_jobs.conf import Settings, get_settings
@@ -38,9 +38,14 @@ class Trim:
             if due is None or now < due:
                 return seconds_until(self._due_at, now)
             self._left = self.portions(now)
-        # Portions of nothing cost a few reads and need no pause.
-        if next((deleted for deleted in self._left if deleted), 0):
-            return PAUSE
+        try:
+            # Portions of nothing cost a few reads and need no pause.
+            if next((deleted for deleted in self._left if deleted), 0):
+                return PAUSE
+        except Exception:
+            # The connection is lost, and these portions are over: begin anew as soon as the loop tries again.
+            self._left = None
+            raise
         self._left = None
         self._due_at = configured("TRIM_CRON").next_after(now)
         return seconds_until(self._due_at, now)
@@ -59,7 +64,7 @@ class Trim:
                 yield deleted
                 if deleted < retention.BATCH:
                     return
-        except DatabaseError as error:
+        except Error as error:
             if is_connection_loss(error, self._using):
                 raise
             logger.error("the %s executions of %s could not be trimmed: %s", status, name, error)  # noqa: TRY400

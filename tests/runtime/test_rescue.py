@@ -66,6 +66,36 @@ def test_a_row_of_a_dead_worker_runs_again_after_three_looks(now: datetime, monk
     assert_consistent()
 
 
+def test_a_row_that_runs_again_is_told_as_a_failed_attempt(now: datetime) -> None:
+    """Who counts failures, or pages somebody, hears of every attempt but those that took their process with them."""
+    row = lost(now)
+    with heard(job_failed) as failed, heard(job_finished) as finished:
+        Looks(now).looks(3)
+    (call,) = failed
+    assert (call["execution"].pk, call["execution"].status, call["will_retry"]) == (row.pk, Status.PENDING, True)
+    assert type(call["exception"]).__name__ == "WorkerLost"
+    assert f"pid {Worker.objects.get(pk=row.worker_id).pid}" in str(call["exception"])
+    assert [call["execution"].pk for call in finished] == [row.pk]
+
+
+def test_what_is_told_of_a_lost_attempt_is_not_what_somebody_made_of_the_row_since(
+    now: datetime, monkeypatch: Any
+) -> None:
+    row = lost(now)
+    rescue = transitions.rescue
+
+    def and_claim(rows: Any, **options: Any) -> Any:
+        moved = rescue(rows, **options)
+        JobExecution.objects.filter(pk=row.pk).update(status=Status.RUNNING, attempt=2)
+        return moved
+
+    monkeypatch.setattr(transitions, "rescue", and_claim)
+    with heard(job_failed) as failed, hinted(monkeypatch) as hints:
+        Looks(now).looks(3)
+    assert [(call["execution"].attempt, call["will_retry"]) for call in failed] == [(1, True)]
+    assert hints == []
+
+
 def test_the_error_names_host_pid_and_version(now: datetime) -> None:
     worker = WorkerFactory(now=now, dead=True, host="app-7.example", pid=4711, version="1.2.3")
     row = lost(now, worker=worker)

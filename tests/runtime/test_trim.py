@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from django_jobs import Keep, clock, job, registry, retention
 from django_jobs.models import JobExecution
@@ -118,3 +118,26 @@ def test_one_failing_job_does_not_stop_the_others(now: datetime, settings: Any, 
     monkeypatch.setattr(retention, "trim", refusing)
     trim_all(now)
     assert left() == {("acc.boom", "ok"): 3, ("acc.mark", "ok"): 1}
+
+
+def test_a_lost_connection_costs_a_pause_and_not_the_hours_until_the_next_tick(
+    now: datetime, settings: Any, monkeypatch: Any
+) -> None:
+    settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
+    ended(now, 3, status="ok")
+    tick, trim, calls = Trim(using="default"), retention.trim, []
+
+    def lost_once(*args: Any, **options: Any) -> int:
+        calls.append(args)
+        if len(calls) == 2:
+            raise InterfaceError("connection already closed")
+        return trim(*args, **options)
+
+    monkeypatch.setattr(retention, "trim", lost_once)
+    tick.tick(now)
+    due = now + timedelta(seconds=10)
+    with pytest.raises(InterfaceError):
+        tick.tick(due)
+    # The loop calls again after its pause.
+    tick.tick(due + timedelta(seconds=1))
+    assert left() == {("acc.mark", "ok"): 1}
