@@ -119,14 +119,16 @@ def test_a_deploy_hands_back_what_runs_too_long(runjobs: Start, ledger: Ledger) 
     assert "shutdown" in over.error
 
 
+# Which options are wrong is tested without processes; these are refused at three places. No statement is sent before,
+# here and where a setting or a module of jobs is wrong: one engine shows it.
+@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--queues", "a b"], "--queues"),
-        (["--concurrency", "0"], "--concurrency"),
         (["--concurrency", "many"], "--concurrency"),
-        (["--exclude", "default", "--queues", "default"], "--exclude"),
         (["--once", "--reload"], "--reload"),
+        (["--reload", "--processes", "2"], "--processes"),
     ],
 )
 def test_a_wrong_option_is_one_clear_line_and_exit_code_2(
@@ -138,8 +140,16 @@ def test_a_wrong_option_is_one_clear_line_and_exit_code_2(
     assert "Traceback" not in result.stderr + result.stdout
 
 
-@pytest.mark.parametrize("wrong", [{"CONCURENCY": 3}, {"POLL_INTERVAL": "soon"}, {"SWEEP_CRON": "never"}])
-@pytest.mark.parametrize("skip", [[], ["--skip-checks"]])
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("wrong", "skip"),
+    [
+        ({"CONCURENCY": 3}, []),
+        ({"SWEEP_CRON": "never"}, []),
+        ({"POLL_INTERVAL": "soon"}, ["--skip-checks"]),
+        ({"SWEEP_CRON": "never"}, ["--skip-checks"]),
+    ],
+)
 def test_a_wrong_setting_is_named_and_exit_code_2(
     transactional_db: None, wrong: dict[str, Any], skip: list[str]
 ) -> None:
@@ -271,6 +281,7 @@ def test_a_signal_while_it_waits_for_the_database_ends_it_with_0(
     assert "Traceback" not in process.output
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -426,6 +437,11 @@ def test_call_command_works_in_the_process_of_a_test(transactional_db: None, led
 def test_call_command_raises_what_a_person_would_read(transactional_db: None) -> None:
     with pytest.raises(CommandError, match="--queues"):
         call_command("runjobs", "--once", "--queues", "a b")
+
+
+def test_call_command_does_not_start_the_command_line_of_somebody_else_again(transactional_db: None) -> None:
+    with pytest.raises(CommandError, match="from the command line only"):
+        call_command("runjobs", "--processes", "2")
 
 
 def test_the_environment_of_children_names_this_database(transactional_db: None) -> None:

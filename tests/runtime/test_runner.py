@@ -20,9 +20,10 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.runtime import runner as module
 from django_jobs.runtime import startup
+from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.requests import Request, Requests, StopNow
-from django_jobs.runtime.runner import DONE, FAILED, Runner
+from django_jobs.runtime.runner import DONE, FAILED, RECYCLED, Runner
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError
 from django_jobs.states import Status
@@ -63,6 +64,11 @@ class TestOptions:
             ({"concurrency": 0}, "--concurrency"),
             ({"max_time": -1.0}, "--max-time"),
             ({"max_time": float("nan")}, "--max-time"),
+            ({"max_jobs": 0}, "--max-jobs"),
+            ({"max_memory": 0.0}, "--max-memory"),
+            ({"processes": 0}, "--processes"),
+            ({"processes": 2, "once": True}, "--once ends by itself"),
+            ({"processes": 2, "roles": ["scheduler"]}, "add --worker"),
         ],
     )
     def test_a_wrong_option_is_refused_by_name(self, wrong: dict[str, Any], part: str) -> None:
@@ -192,6 +198,31 @@ class TestRequests:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
         assert codes == [130]
+
+    def test_a_closed_terminal_is_one_signal_however_often_it_is_told(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended at once"))
+        requests = Requests()
+        requests.is_starting = False
+        with requests.signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert requests.wait(0) == Request(reason="SIGHUP")
+
+    def test_nohup_is_respected(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with Requests().signals():
+                assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_signals_that_were_held_back_until_the_start_are_taken(self) -> None:
+        requests = Requests()
+        requests.is_starting = False
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+        with requests.signals():
+            assert requests.wait(5) == Request(reason="SIGTERM")
 
     def test_the_handlers_of_before_come_back(self) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -408,6 +439,45 @@ class TestRun:
         assert in_thread(runner.run) == DONE
         runner._beat()
         assert Worker.objects.filter(stopped_at=None).count() == 0
+
+    @pytest.fixture
+    def no_drain(self, settings: Any) -> None:
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 0.0, "INTERRUPT_GRACE": 0.1}
+
+    @pytest.mark.usefixtures("no_drain")
+    def test_after_so_many_runs_it_takes_no_more_and_lets_all_come_to_their_end(self, ledger: Ledger) -> None:
+        rows = [jobs.slow.push(s=s) for s in (1.0, 0.0, 0.0, 0.0, 0.0)]
+        assert in_thread(Runner(Options.of(max_jobs=3, concurrency=2)).run) == DONE
+        assert [statuses()[row.pk] for row in rows] == [Status.OK] * 3 + [Status.PENDING] * 2
+        assert Worker.objects.get().stop_reason == "3 runs were started"
+
+    @pytest.mark.usefixtures("no_drain")
+    def test_a_stop_while_the_last_runs_come_to_their_end_does_not_wait_so_long(self, ledger: Ledger) -> None:
+        row = jobs.slow_retry.push(s=60.0)
+        runner = Runner(Options.of(max_jobs=1))
+        threading.Thread(target=lambda: (wait_for(ledger.starts, 10, "it began"), runner.stop("enough"))).start()
+        assert in_thread(runner.run) == DONE
+        assert statuses() == {row.pk: Status.PENDING}
+        assert Worker.objects.get().stop_reason == "enough"
+
+    def test_with_too_much_memory_in_use_it_ends_after_a_run(self, ledger: Ledger, monkeypatch: Any) -> None:
+        monkeypatch.setattr("django_jobs.runtime.limits.EVERY", 0.05)
+        runner = Runner(Options.of(max_memory=1.0, max_time=20))
+        threading.Thread(target=lambda: (wait_for(Worker.objects.exists, 10, "it is there"), jobs.mark.push())).start()
+        assert in_thread(runner.run) == DONE
+        assert len(ledger.ends()) == 1
+        assert "more than 1 MB" in Worker.objects.get().stop_reason
+
+    @pytest.mark.parametrize("options", [{"max_jobs": 1}, {}], ids=["a limit", "a handler that does not stop"])
+    def test_a_child_asks_its_supervisor_to_replace_it(
+        self, options: dict[str, int], monkeypatch: Any, ledger: Ledger
+    ) -> None:
+        monkeypatch.setattr(module, "when_supervisor_is_gone", lambda call: None)
+        runner = Runner(Options.of(**options), child=Child(number=1, roles=("worker",)))
+        jobs.mark.push()
+        if not options:
+            threading.Timer(0.1, runner._on_recycle, (True,)).start()
+        assert in_thread(runner.run) == RECYCLED
 
     def test_roles_have_the_parts_they_need(self) -> None:
         def parts(*roles: str) -> set[str]:
