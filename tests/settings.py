@@ -78,6 +78,7 @@ if REDIS_URL:
 
 ROOT_URLCONF = "tests.urls"
 STATIC_URL = "/static/"
+STATIC_ROOT = _scratch / "django_jobs-static"
 SECRET_KEY = "only for tests"
 ALLOWED_HOSTS = ["*"]
 USE_TZ = os.environ.get("USE_TZ", "1") == "1"

@@ -32,7 +32,7 @@ ASKING = [] if django.VERSION >= (6, 1) else ["check", "makemigrations django_jo
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("command", [*ASKING, "shell -c pass", "help runjobs"])
+@pytest.mark.parametrize("command", [*ASKING, "shell -c pass", "help runjobs", "collectstatic --dry-run --no-input"])
 def test_a_projects_commands_need_no_database(command: str) -> None:
     """Access to the database in ready() or at import: warnings, a broken migrate, tests that touch real data.
 
