@@ -106,7 +106,7 @@ def test_a_supervisor_answers_for_its_children(runjobs: Start, tmp_path: Path) -
     port, beat = free_port(), tmp_path / "beat"
     process = runjobs(
         "--processes", "2", "--health-port", str(port), "--heartbeat-file", str(beat), jobs={"DRAIN_TIMEOUT": 5}
-    ).wait_ready(workers=3)
+    ).wait_ready(60, workers=3)
     becomes(port, "/readyz", 200, "ok")
     assert ask(port, "/healthz") == (200, "ok", [])
     victim = Worker.objects.filter(roles=["worker"]).first()

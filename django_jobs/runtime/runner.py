@@ -119,6 +119,7 @@ class Runner:
             if self._child is not None:
                 when_supervisor_is_gone(self._on_orphaned)
             try:
+                self._requests.let_in()
                 self._tell_of_health(stack)
                 parts = self._prepare()
                 self._requests.is_starting = False
@@ -152,7 +153,6 @@ class Runner:
         try:
             check_tables(self._using)
             parts.liveness.register()
-            self._health.beaten()
             # The worker has to know what is paused before it claims.
             parts.stage.tick()
         except Error as error:
