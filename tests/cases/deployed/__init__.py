@@ -1,0 +1,1 @@
+"""An app in two versions; only processes with its settings know its jobs."""
