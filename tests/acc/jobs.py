@@ -184,3 +184,10 @@ if cron := os.environ.get("ACC_CRON"):
         """Tell that a tick ran."""
         with noted(ctx, "tick"):
             pass
+
+
+if "ACC_PULSE" in os.environ:
+
+    @job(cron="* * * * * *", overlap="allow")
+    def pulse() -> None:
+        """Leave a row for each second in which a scheduler looked at its jobs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.support import ROOT, Ledger, Runjobs, assert_consistent, child_enviro
 
 pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
 
-SECONDS = 15
+SECONDS = 10
 # In what a process says: errors of the database, and what comes of those that are not dealt with.
 FAULTS = ("OperationalError", "IntegrityError", "stopped working", "not stored", "was lost", "could not be")
 
@@ -36,6 +35,10 @@ class Writer:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
 
     def result(self) -> int:
         """Wait for its end; what it says it did."""
@@ -107,9 +110,9 @@ def test_a_locked_database_fails_no_job_and_ends_no_thread(
     # A second of every 1.2 seconds belongs to somebody else.
     requests, trimmer = Writer("things", SECONDS, **extra), Writer("trim", SECONDS, **extra)
     rows = []
-    for _ in range(20):
+    while requests.runs:
         rows += jobs.mark.push_many([{"tag": "x"}] * 10)
-        time.sleep(0.3)
+        wait_for(lambda newest=rows[-1]: ledger.ends(newest.pk), 30, "the newest row ran")
     done = JobExecution.objects.filter(status=Status.OK)
     wait_for(lambda: done.count() == len(rows), 60, "all are ok")
     assert requests.result() > SECONDS / 3

@@ -27,14 +27,15 @@ SECOND = timedelta(seconds=1)
 EACH_SECOND = {"ACC_CRON": "* * * * * *", "ACC_CRON_OVERLAP": "allow"}
 
 WEB = """
-import time
+import threading
 from django.core.wsgi import get_wsgi_application
 from django.test import RequestFactory
 application = get_wsgi_application()
 answers = []
 application(RequestFactory().get("/admin/login/").environ, lambda status, headers: answers.append(status))
 assert answers == ["200 OK"], answers
-time.sleep(1.5)
+# Whatever fired a tick later would need a thread.
+assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
 """
 
 
@@ -137,7 +138,7 @@ def test_a_tick_that_ran_does_not_come_again_after_a_kill_though_its_row_is_gone
     """
     # One tick a minute; whoever comes within half a minute would still make up for it.
     second = (clock.now("default") + 10 * SECOND).second
-    once: dict[str, Any] = {"ACC_CRON": f"* * * * * {second}"}
+    once: dict[str, Any] = {"ACC_CRON": f"* * * * * {second}", "ACC_PULSE": "1"}
     process = runjobs(**once).wait_ready()
     wait_for(lambda: JobExecution.objects.filter(job_name="acc.tick", status=Status.OK).exists(), 20, "the tick ran")
     [tick] = ticks()
@@ -149,8 +150,9 @@ def test_a_tick_that_ran_does_not_come_again_after_a_kill_though_its_row_is_gone
         process = runjobs(**once).wait_ready()
         row = jobs.mark.push(tag=f"after {is_pruned}")
         wait_for(lambda row=row: ledger.ends(row.pk), 15, "the new process works")
-        # All of its threads have looked by then.
-        time.sleep(1)
+        # The first of these may have been missed before it came; with the second its scheduler has looked at every job.
+        pulses = JobExecution.objects.filter(job_name="acc.pulse", created_at__gt=row.created_at)
+        wait_for(lambda pulses=pulses: pulses.count() >= 2, 15, "its scheduler has fired")
         assert clock.now("default") - tick < 30 * SECOND
         assert ticks() == ([] if is_pruned else [tick])
         assert len(ledger.starts(tag="tick")) == 1

@@ -36,12 +36,18 @@ SESSIONS = {
 }
 
 
+def sessions() -> set[int]:
+    """The sessions on this database but our own."""
+    with connection.cursor() as cursor:
+        cursor.execute(SESSIONS[connection.vendor])
+        return {pid for (pid,) in cursor.fetchall()}
+
+
 def end_sessions() -> int:
     """Have the server end every session on this database but our own, as a restart does; return how many."""
     end = "SELECT pg_terminate_backend(%s)" if connection.vendor == "postgresql" else "KILL %s"
+    found = sessions()
     with connection.cursor() as cursor:
-        cursor.execute(SESSIONS[connection.vendor])
-        found = [pid for (pid,) in cursor.fetchall()]
         for pid in found:
             try:
                 cursor.execute(end, [pid])
@@ -91,12 +97,13 @@ def test_after_an_outage_jobs_run_and_ticks_fire_within_5_seconds_and_the_log_st
 
     Sources: element-hq/matrix-authentication-service#2625, procrastinate-org/procrastinate#1116, PR#1425.
     """
-    seconds = 10
+    seconds = 6
     with forwarded_database() as (cable, url):
         process = runjobs(DATABASE_URL=url, ACC_CRON="* * * * * *").wait_ready()
         wait_for(lambda: ledger.ends(tag="tick"), 10, "a tick fired")
+        told = len(process.output)
         cable.cut()
-        time.sleep(0.5)
+        wait_for(lambda: "failed and will try again" in process.output[told:], 10, "it tells of the outage")
         before = len(process.output.splitlines())
         time.sleep(seconds)
         lines = process.output.splitlines()[before:]
@@ -131,7 +138,9 @@ def test_sessions_that_the_server_ends_for_idleness_fail_no_job(age: str, runjob
     process = runjobs(jobs=lazy, **extra).wait_ready()
     canary(ledger, process)
     for number in range(3):
-        time.sleep(2.5)
+        idle = sessions()
+        # All but those that are used each second.
+        wait_for(lambda idle=idle: len(idle - sessions()) >= 2, 10, "the server has ended sessions")
         names = [f"{number}.{n}" for n in range(5)]
         for row in jobs.atomic_thing.push_many([{"name": name} for name in names]):
             became(row, Status.OK, 10)
