@@ -91,14 +91,17 @@ class Requests:
         taken = [number for number in SIGNALS if not (is_detached and number == signal.SIGHUP)]
         previous = {number: signal.signal(number, self._on_signal) for number in taken}
         self.has_signals = True
-        # Whoever started this process may have held them back until now.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
         try:
             yield
         finally:
             self.has_signals = False
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def let_in(self) -> None:
+        """Take signals that whoever started this process has held back; may raise StopNow at once."""
+        if self.has_signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1

@@ -222,6 +222,8 @@ class TestRequests:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         os.kill(os.getpid(), signal.SIGTERM)
         with requests.signals():
+            assert requests.wait(0) is None
+            requests.let_in()
             assert requests.wait(5) == Request(reason="SIGTERM")
 
     def test_the_handlers_of_before_come_back(self) -> None:
