@@ -15,6 +15,7 @@ import django
 import hypothesis
 import pytest
 
+from tests import pgbouncer
 from tests.engines import ENGINES
 from tests.support import Ledger, Runjobs
 
@@ -64,7 +65,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked for other engines only, and with --database-only those that use none."""
+    """Leave out the tests that are marked for other engines, and with --database-only those that use none.
+
+    And those for PgBouncer where it is not installed, which the summary says.
+    """
     from django.conf import settings
 
     chosen, left_out = [], []
@@ -76,6 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             belongs = not config.option.database_only or _needs_database(item)
             config.stash[_left_out] += not belongs
+        if item.get_closest_marker("pgbouncer") and pgbouncer.BINARY is None:
+            belongs = False
         (chosen if belongs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -104,6 +110,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say which servers took part, and write the numbers for tests.run."""
+    from django.conf import settings
+
     from tests.redis_servers import REDIS_SERVERS
 
     servers = [
@@ -116,10 +124,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     left_out = config.stash.get(_left_out, 0)
     if left_out:
         terminalreporter.write_line(f"{left_out} cases need no database and were left to another run")
+    missing = ["pgbouncer"] if settings.ENGINE == "postgres" and pgbouncer.BINARY is None else []
+    for name in missing:
+        terminalreporter.write_line(f"MISSING: {name} is not installed, the cases marked so did not run")
     if path := os.environ.get("TEST_REPORT"):
         counts = {name: len(terminalreporter.stats.get(name, ())) for name in ("passed", "failed", "error", "skipped")}
         counts["failed"] += counts.pop("error")
-        Path(path).write_text(json.dumps({"servers": servers, "left_out": left_out, **counts}))
+        Path(path).write_text(json.dumps({"servers": servers, "left_out": left_out, "missing": missing, **counts}))
 
 
 @pytest.hookimpl(wrapper=True)

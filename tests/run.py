@@ -89,6 +89,8 @@ def tell(results: list[Result], *, slow: bool) -> int:
         print(f"{result.engine}: {state} in {result.seconds:.0f} s on {servers}")
         if left_out := result.count("left_out"):
             print(f"{result.engine}: {left_out} cases that need no database ran on sqlite alone")
+        for name in (result.report or {}).get("missing", ()):
+            print(f"{result.engine}: MISSING, the cases for it did not run: {name} is not installed")
     passed = sum(result.count("passed") for result in results)
     # A run that broke off without a failed test still counts as one failure.
     failed = sum(max(result.count("failed"), 0 if result.is_green else 1) for result in results)

@@ -20,47 +20,22 @@ from django_jobs.dispatchers.postgres.channel import APPLICATION_NAME, Message
 from django_jobs.fields import uuid7
 from tests.acc import jobs
 from tests.dispatchers.contract import DispatcherContract
+from tests.dispatchers.peers import Peer, make_peer
 from tests.runtime.support import at_once
 from tests.support import wait_for
+
+__all__ = ["make_peer"]
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
 SESSIONS = "FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()"
 
 
-class Peer:
-    """A dispatcher as another process has it, and what it heard."""
-
-    def __init__(self, **options: Any) -> None:
-        self.dispatcher = DatabaseDispatcher(options)
-        self.woken, self.looked = threading.Event(), threading.Event()
-        self.subscription = self.dispatcher.subscribe(None, self.woken.set, self.looked.set)
-
-    def hear_nothing_yet(self) -> None:
-        """Wait until it listens, and forget that this woke everybody."""
-        wait_for(lambda: self.subscription.problem() is None, 5, "it listens")
-        wait_for(self.looked.is_set, 5, "it woke everybody when it began to listen")
-        self.woken.clear()
-        self.looked.clear()
-
-
-@pytest.fixture
-def make_peer() -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
-
-    def make(**options: Any) -> Peer:
-        made.append(Peer(**options))
-        made[-1].hear_nothing_yet()
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.dispatcher.close()
-
-
 @pytest.fixture
 def peer(make_peer: Callable[..., Peer]) -> Peer:
-    return make_peer()
+    peer = make_peer()
+    peer.hear_nothing_yet()
+    return peer
 
 
 @pytest.fixture
@@ -319,6 +294,7 @@ def test_a_listener_that_does_not_hear_itself_says_so_once_and_notices_when_it_d
     with caplog.at_level(logging.WARNING, "django_jobs"):
         monkeypatch.setattr(channel, "send", swallow)
         peer = make_peer()
+        peer.hear_nothing_yet()
         for _ in range(3):
             assert probes.acquire(timeout=5)
         assert peer.subscription.problem() == listener.UNHEARD
@@ -345,6 +321,7 @@ def test_a_healthy_listener_tries_again_and_again_whether_it_hears_itself(
 
     monkeypatch.setattr(channel, "send", note)
     peer = make_peer()
+    peer.hear_nothing_yet()
     for _ in range(4):
         assert probes.acquire(timeout=5)
     assert peer.subscription.problem() is None
@@ -370,6 +347,7 @@ def test_with_a_driver_that_cannot_listen_the_start_line_and_the_problem_say_why
 
 def test_the_alias_to_listen_on_may_be_another_one(pusher: DatabaseDispatcher, make_peer: Callable[..., Peer]) -> None:
     peer = make_peer(LISTEN="default")
+    peer.hear_nothing_yet()
     pusher.hint("default", [uuid7()])
     assert peer.woken.wait(5)
 

@@ -32,15 +32,15 @@ PROBE_PATIENCE = 5.0
 FIRST_PAUSE = 0.1
 MAX_PAUSE = 5.0
 UNHEARD_PAUSE = 60.0
-# How often to ask a pooler for a session that one had before.
-TRIES = 5
+# How often to ask which sessions of the server there are behind two connections.
+ROUNDS = 5
 
 NOT_YET = "the connection that listens is not open yet"
-UNHEARD = "NOTIFY does not arrive on the connection that listens, as is so behind PgBouncer in transaction mode"
+UNHEARD = "NOTIFY does not arrive here through a pooler like PgBouncer in transaction mode"
 
 
 class _UnheardError(Exception):
-    """The listener did not hear itself."""
+    """What is pushed does not arrive on this connection."""
 
 
 class Listener:
@@ -92,13 +92,19 @@ class Listener:
                     self._pause = UNHEARD_PAUSE
                 except Exception as error:  # noqa: BLE001 - whatever the driver raises, it is tried again
                     self._fails("lost", f"the connection that listens is lost: {' '.join(str(error).split())}")
+                finally:
+                    connections[self._using].close()
                 self._stopped.wait(self._pause * random.uniform(0.5, 1.0))
                 self._pause = min(self._pause * 2, MAX_PAUSE)
 
     def _listen(self, connection: BaseDatabaseWrapper) -> None:
         """Hear what comes until stop(); raises when the connection is lost, or of no use."""
-        # Nothing else may be executed on this connection from here on: what arrives meanwhile would not be seen.
-        session = _execute(connection, f'SET idle_session_timeout TO 0; LISTEN "{channel.name(connection)}"')
+        if _are_shared(connection, connections[self._using]):
+            raise _UnheardError
+        with connection.cursor() as cursor:
+            cursor.execute("SET idle_session_timeout TO 0")
+            # Nothing is executed on this connection from here on: what arrived meanwhile would not be seen.
+            cursor.execute(f'LISTEN "{channel.name(connection)}"')
         self._probed_at, self._heard = float("-inf"), self._probes
         if self._problem != UNHEARD:
             self._problem = None
@@ -107,14 +113,10 @@ class Listener:
         with selectors.DefaultSelector() as selector:
             selector.register(raw, selectors.EVENT_READ)
             selector.register(self._ear, selectors.EVENT_READ)
-            try:
-                while not self._stopped.is_set():
-                    selector.select(self._probe())
-                    for notify in list(raw.notifies(timeout=0)):
-                        self._receive(Message.decode(notify.payload))
-            except _UnheardError:
-                _give_back(connection, session)
-                raise
+            while not self._stopped.is_set():
+                selector.select(self._probe())
+                for notify in list(raw.notifies(timeout=0)):
+                    self._receive(Message.decode(notify.payload))
 
     def _probe(self) -> float:
         """Send a probe when it is time for one, miss the last one when it is late; return when to call again."""
@@ -151,19 +153,20 @@ class Listener:
             logger.warning("No wake-ups come, work is found by polling: %s", problem)
 
 
-def _execute(connection: BaseDatabaseWrapper, statements: str) -> int:
-    """Execute statements and return the number of the server's session that did."""
-    with connection.cursor() as cursor:
-        # In one message, so that a pooler sends all of them to the same session.
-        cursor.execute(f"SELECT pg_backend_pid(); {statements}")
-        return int(cursor.fetchone()[0])
+def _are_shared(connection: BaseDatabaseWrapper, other: BaseDatabaseWrapper) -> bool:
+    """Whether a pooler has the sessions of the server serve one connection now and another one then.
 
-
-def _give_back(connection: BaseDatabaseWrapper, session: int) -> None:
-    """Make a session that belongs to a pooler what it was; each NOTIFY that it hears would be a line in the log there.
-
-    It cannot be asked for; mostly the one that was used last is given.
+    LISTEN must not even be tried there: it would stay with a session of the pool, and each NOTIFY would be a line in
+    the log of PgBouncer. An idle pool gives both connections the session that was used last, a busy one gives others.
     """
-    for _ in range(TRIES):
-        if _execute(connection, "UNLISTEN *; RESET idle_session_timeout") == session:
-            return
+    ours, theirs = set(), set()
+    for _ in range(ROUNDS):
+        ours.add(_session(connection))
+        theirs.add(_session(other))
+    return len(ours) > 1 or not ours.isdisjoint(theirs)
+
+
+def _session(connection: BaseDatabaseWrapper) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
