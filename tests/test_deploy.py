@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -24,6 +25,7 @@ DEPLOY = ROOT / "docs" / "deploy"
 pytestmark = pytest.mark.sqlite
 
 
+@functools.cache
 def parsed(name: str) -> Any:
     return yaml.safe_load((DEPLOY / name).read_text())
 

@@ -173,7 +173,7 @@ class TestWhatItDoes:
         self, ledger: Ledger, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One call fires, stages, suspects, runs; the next one rescues."""
-        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "HEARTBEAT_INTERVAL": 0.2, "WORKER_LOST_AFTER": 1}
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "HEARTBEAT_INTERVAL": 0.1, "WORKER_LOST_AFTER": 1}
         for connection in connections.all():
             monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
         now = clock.now("default")
@@ -195,7 +195,7 @@ class TestWhatItDoes:
             assert (first.status_code, first.json()["done"]) == (200, True)
             assert first.json()["started"] == 4
             assert first.json()["ended"] == {"ok": 3, "error": 1}
-            time.sleep(0.5)
+            time.sleep(0.25)
             assert call().json()["ended"] == {"ok": 1}
         found = statuses()
         assert {found[row.pk] for row in (due, lost, rows[0])} == {Status.OK}

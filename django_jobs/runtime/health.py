@@ -11,8 +11,9 @@ from django_jobs.conf import get_settings
 from django_jobs.dispatchers import Subscription
 from django_jobs.loop import Loop
 
-# The longest honest tick, a rescue of thousands of rows, takes less; a statement that the network swallowed does not.
-STUCK_AFTER = 120.0
+# Rescuing thousands of rows, or waiting for a migration that locks a table, takes less; a statement that the network
+# swallowed takes longer.
+STUCK_AFTER = 300.0
 # So many heartbeat intervals without one are two beats that failed, and not one that is a little late.
 BEATS_LATE = 2.5
 

@@ -8,6 +8,7 @@ import logging
 import socket
 import socketserver
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -58,8 +59,9 @@ class Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, probes: Probes, port: int) -> None:
         self.probes = probes
-        # By the socket, when it was taken.
+        # By the socket, when it was taken; the oldest comes first.
         self._open: dict[Any, float] = {}
+        self._lock = threading.Lock()
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__(("", port), _Handler)
@@ -72,20 +74,23 @@ class Server(socketserver.ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread; called for each connection."""
-        while len(self._open) >= MOST:
-            self._cut(next(iter(self._open)))
-        self._open[request] = time.monotonic()
+        with self._lock:
+            while len(self._open) >= MOST:
+                self._cut(next(iter(self._open)))
+            self._open[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
         """End connections that are too old; called several times a second."""
-        for request, taken_at in list(self._open.items()):
-            if time.monotonic() - taken_at > LIFETIME:
+        too_old = time.monotonic() - LIFETIME
+        with self._lock:
+            for request in [request for request, taken_at in self._open.items() if taken_at < too_old]:
                 self._cut(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """End a connection that was answered."""
-        self._open.pop(request, None)
+        """End a connection that was answered, or could not be."""
+        with self._lock:
+            self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -95,7 +100,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     def _cut(self, request: Any) -> None:
         # Its thread, which waits for more, sees the end of it.
-        self._open.pop(request, None)
+        del self._open[request]
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 

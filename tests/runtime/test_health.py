@@ -240,7 +240,8 @@ class TestPort:
             with refused, health_port.health_port(said, port):
                 pass
 
-    def test_afterwards_the_port_is_free_again(self, said: Said) -> None:
+    def test_afterwards_the_port_is_free_again(self, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(health_port, "LOOK_EVERY", 0.01)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         for _ in range(2):
@@ -257,9 +258,9 @@ class TestFile:
             first = path.stat().st_mtime_ns
             wait_for(lambda: path.stat().st_mtime_ns > first, 5, "it was written again")
             said.answer = Answer(status="failing", problems=["x"])
-            time.sleep(0.1)
+            time.sleep(0.06)
             last = path.stat().st_mtime_ns
-            time.sleep(0.1)
+            time.sleep(0.06)
             assert path.stat().st_mtime_ns == last
         assert list(tmp_path.iterdir()) == []
 
