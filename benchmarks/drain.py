@@ -1,7 +1,7 @@
 """Measure how fast a worker drains a queue and how fast push writes, each beside its floor in the same round.
 
     make bench                                           # DATABASE_URL if that is PostgreSQL, else an embedded one
-    make bench ARGS="--jobs 20000 --rounds 5 --history 500000 --future 100000"
+    make bench ARGS="--jobs 20000 --rounds 5 --history 500000 --future 100000 --paused 100000"
 
 The floor of a drain is a hand-written loop over the same table: claim ten rows with one UPDATE, delete them with one
 DELETE, a commit each. The floor of push is `Model.objects.create()` of the same row. Rates are per second: the median
@@ -73,8 +73,8 @@ class Bench:
         self.execute(f"VACUUM ANALYZE {self.table}")
         self.execute("CHECKPOINT")
 
-    def add_history(self, finished: int, future: int) -> None:
-        """Put finished and future rows beside the work."""
+    def add_history(self, finished: int, future: int, paused: int) -> None:
+        """Put finished and future rows beside the work, and on top of it what a paused job holds back."""
         self.execute(
             f"""
             INSERT INTO {self.table} (id, job_name, queue, status, rank, payload, key, context, attempt, max_attempts,
@@ -82,12 +82,14 @@ class Bench:
                 logs, triggered_by, triggered_by_name, cancelled_by, cancelled_by_name, retried_by, retried_by_name,
                 rescues)
             SELECT gen_random_uuid(), 'benchmark.history', 'default',
-                CASE WHEN n <= %s THEN 'error' ELSE 'scheduled' END, 0, '{{}}', '', '{{}}', 1, 1, 1,
-                now() + interval '30 days', '', now(), now(), now(), CASE WHEN n <= %s THEN now() END,
+                CASE WHEN n <= %s THEN 'error' ELSE 'scheduled' END, CASE WHEN n <= %s THEN 0 ELSE -100 END,
+                '{{}}', '', '{{}}', 1, 1, 1,
+                now() + CASE WHEN n <= %s THEN interval '30 days' ELSE interval '-1 day' END,
+                CASE WHEN n <= %s THEN '' ELSE 'paused' END, now(), now(), now(), CASE WHEN n <= %s THEN now() END,
                 'ValueError: boom', '[]', '[]', '', '', '', '', '', '', 0
             FROM generate_series(1, %s) AS n
             """,
-            [finished, finished, finished + future],
+            [finished, *[finished + future] * 3, finished, finished + future + paused],
         )
 
     def claim_and_delete(self) -> float:
@@ -214,6 +216,7 @@ def main() -> None:
         "--history", type=int, default=500_000, help="finished rows beside the work; 0 leaves that part out"
     )
     parser.add_argument("--future", type=int, default=100_000, help="scheduled rows beside the work")
+    parser.add_argument("--paused", type=int, default=100_000, help="rows of a paused job, of the highest priority")
     options = parser.parse_args()
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
     with database():
@@ -228,7 +231,7 @@ def main() -> None:
         empty, full = measure(bench, options.rounds, history=False), None
         if options.history:
             bench.clear()
-            bench.add_history(options.history, options.future)
+            bench.add_history(options.history, options.future, options.paused)
             full = measure(bench, options.rounds, history=True)
         with connection.cursor() as cursor:
             cursor.execute("SELECT version()")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from django.apps import AppConfig
-from django.core import checks
+from django.core import checks, mail
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import get_commands
@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from django_jobs import registry
-from django_jobs.conf import get_settings, problems, raw_settings
+from django_jobs.conf import DISPATCHERS, get_settings, problems, raw_settings
 from django_jobs.dispatchers import Dispatcher
 from django_jobs.exceptions import DefinitionError
 from django_jobs.models import JobExecution, jobs_alias
@@ -29,11 +29,11 @@ SECRET_LENGTH = 16
 
 @checks.register(TAG)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 to E005, W008: what `DJANGO_JOBS` says cannot be used, or only badly."""
+    """E001 to E005, W008, W009: what `DJANGO_JOBS` says cannot be used, or only badly."""
     hint = "Correct DJANGO_JOBS in the settings; runjobs does not start with this."
     if found := problems(raw_settings()):
         return [checks.Error(text, hint=hint, id="django_jobs.E001") for text in found]
-    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret()]
+    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret(), *_for_tests()]
 
 
 def _middleware() -> list[CheckMessage]:
@@ -138,12 +138,30 @@ def _cron_secret() -> list[CheckMessage]:
     ]
 
 
+def _for_tests() -> list[CheckMessage]:
+    settings = get_settings()
+    does = {
+        DISPATCHERS["immediate"]: "each push waits until its job has run",
+        DISPATCHERS["dummy"]: "no worker is told of new rows",
+    }.get(settings.dispatcher.backend)
+    # In a test run DEBUG is False as well; the box for mail is there only then.
+    if does is None or settings.debug or hasattr(mail, "outbox"):
+        return []
+    return [
+        checks.Warning(
+            f"DJANGO_JOBS: the dispatcher {settings.dispatcher.backend!r} is meant for tests, and DEBUG is False: {does}.",
+            hint='Use "database", "redis" or "direct" where people wait for pages and jobs.',
+            id="django_jobs.W009",
+        )
+    ]
+
+
 @checks.register(TAG)
 def check_jobs(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W001, W003, W005, W007: jobs that do something else, or less, than their definition suggests."""
+    """W001, W003, W005: jobs that do something else, or less, than their definition suggests."""
     if problems(raw_settings()):
         return []
-    return [*_atomic_on_sqlite(), *_seconds(), *_unserved(), *_unlimited()]
+    return [*_atomic_on_sqlite(), *_seconds(), *_unserved()]
 
 
 def _atomic_on_sqlite() -> list[CheckMessage]:
@@ -186,20 +204,6 @@ def _unserved() -> list[CheckMessage]:
             id="django_jobs.W005",
         )
         for queue, names in unserved.items()
-    ]
-
-
-def _unlimited() -> list[CheckMessage]:
-    names = [job.name for job in registry.all_jobs() if job.concurrency is not None]
-    if not names:
-        return []
-    return [
-        checks.Warning(
-            f"Nothing enforces concurrency= yet; it limits none of these jobs: {', '.join(names)}.",
-            hint="Until then give them a queue of their own and a process for it: manage.py runjobs --queues NAME "
-            "--concurrency N.",
-            id="django_jobs.W007",
-        )
     ]
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
 
-from django_jobs import rows
+from django_jobs import quotas, rows
 from django_jobs.contention import passes_over_locks, retried
 from django_jobs.fields import UTCDateTimeField
-from django_jobs.models import JobExecution
+from django_jobs.models import JobExecution, JobState
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.states import FINAL, Status
+
+if TYPE_CHECKING:
+    from django_jobs.definition import Job
 
 ERRORS_KEPT = 20
 RESCUES_ALLOWED = 2
@@ -149,6 +152,46 @@ def _claim_in_two_steps(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How one run left RUNNING, ready to be written; made by the verbs below and fenced by `run_no`."""
+@retried
+def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> list[JobExecution]:
+    """Claim rows of one job with `concurrency=`, never more than may still run; called by workers.
+
+    Judged under a lock on the job's state: while another process has that, nothing is taken. `options` are those of
+    claim(), `names` being the names of the job.
+    """
+    if job.concurrency is None:
+        raise ValueError(f"{job.name} has no concurrency=; expected a job with one, others are claimed by claim().")
+    running = quotas.running(job, using=using)
+    # First without the lock, so that those who come in vain hold up nobody.
+    if running.count() >= job.concurrency:
+        return []
+    is_outermost = not connections[using].in_atomic_block
+    with transaction.atomic(using=using):
+        if is_outermost and connections[using].vendor == "postgresql":
+            with connections[using].cursor() as cursor:
+                # Above that level the count would not see what was committed until the lock was free.
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        if not _hold_state(job.name, using):
+            return []
+        free = job.concurrency - running.count()
+        return claim(limit=min(limit, free), using=using, **options)
+
+
+def _hold_state(job_name: str, using: str) -> bool:
+    """Lock the state of a job for this transaction; return False while another one has it."""
+    states = JobState.objects.using(using).filter(job_name=job_name)
+    if passes_over_locks(using):
+        # Without waiting: who holds it may be frozen, and there are other jobs to run.
+        held = bool(states.select_for_update(skip_locked=True).values_list("pk", flat=True))
+    else:
+        # SQLite has one lock for all writes, and this is one.
+        held = bool(states.update(skips=F("skips")))
+    if not held and not states.exists():
+        # The first run of the job there ever was: the next look finds it.
+        JobState.objects.using(using).bulk_create([JobState(job_name=job_name)], ignore_conflicts=True)
+    return held
+
+
 
     execution_id: UUID
     run_no: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,8 @@ from django_jobs.admin.figures import collect
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
+from django_jobs.runtime.moves import Moves
+from django_jobs.runtime.surplus import Surplus
 from django_jobs.states import Status
 from tests.factories import WorkerFactory
 from tests.verbs import claim
@@ -321,23 +324,25 @@ def test_finished_and_future_rows_are_in_no_index_of_a_claim() -> None:
     assert held["django_jobs_owner"] < 2 * RUNNING
 
 
+def _pages_read() -> int:
+    """Return how many pages a claim of ten rows reads to find them."""
+    with statements() as seen, transaction.atomic():
+        claim(OWNER, NOW, limit=10)
+        transaction.set_rollback(True)
+    sql, params = seen[0]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
+        plan = cursor.fetchone()[0]
+        transaction.set_rollback(True)
+    plan = (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]
+    (best,) = [child for child in plan["Plans"] if child.get("Subplan Name") == "CTE best"]
+    return int(best["Shared Hit Blocks"] + best["Shared Read Blocks"])
+
+
 @pytest.mark.postgres
 def test_a_claim_reads_no_more_when_there_are_more_finished_and_future_rows() -> None:
-    def pages_read() -> int:
-        with statements() as seen, transaction.atomic():
-            claim(OWNER, NOW, limit=10)
-            transaction.set_rollback(True)
-        sql, params = seen[0]
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
-            plan = cursor.fetchone()[0]
-            transaction.set_rollback(True)
-        plan = (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]
-        (best,) = [child for child in plan["Plans"] if child.get("Subplan Name") == "CTE best"]
-        return int(best["Shared Hit Blocks"] + best["Shared Read Blocks"])
-
-    pages_read()
-    few = pages_read()
+    _pages_read()
+    few = _pages_read()
     with connection.cursor() as cursor:
         names = [field.column for field in JobExecution._meta.concrete_fields if not field.primary_key]
         columns = ", ".join(map(connection.ops.quote_name, names))
@@ -347,7 +352,40 @@ def test_a_claim_reads_no_more_when_there_are_more_finished_and_future_rows() ->
             f"SELECT gen_random_uuid(), {columns} FROM django_jobs_jobexecution, generate_series(1, 2) "
             "WHERE status IN ('ok', 'scheduled') AND active_key IS NULL"
         )
-    assert pages_read() <= few * 1.5
+    assert _pages_read() <= few * 1.5
+
+
+@pytest.mark.postgres
+def test_a_claim_reads_no_more_when_a_paused_job_holds_back_better_rows() -> None:
+    _pages_read()
+    few = _pages_read()
+    with connection.cursor() as cursor:
+        names = [field.column for field in JobExecution._meta.concrete_fields if not field.primary_key]
+        into = ", ".join(map(connection.ops.quote_name, names))
+        best = {"status": "'scheduled'", "parked_reason": "'paused'", "rank": "-100", "job_name": "'acc.paused'"}
+        values = ", ".join(best.get(name, connection.ops.quote_name(name)) for name in names)
+        cursor.execute(
+            f"INSERT INTO django_jobs_jobexecution (id, {into}) SELECT gen_random_uuid(), {values} "
+            "FROM django_jobs_jobexecution, generate_series(1, 20) WHERE status = 'pending' AND active_key IS NULL"
+        )
+    assert _pages_read() <= few * 1.5
+
+
+def test_what_a_limit_holds_back_is_found_by_why_it_is_parked() -> None:
+    process = Surplus(Moves(using="default"), using="default")
+    with statements() as seen:
+        assert not process.waits(())
+        process.tick(NOW, frozenset(), time.monotonic())
+    plans = [Plan(sql, params) for sql, params in seen if "parked_reason" in sql]
+    assert len(plans) == 2
+    for plan in plans:
+        goes_by(plan, "django_jobs_due", sorts=True)
+
+
+def test_the_head_of_a_queue_is_read_in_the_order_of_its_index() -> None:
+    head = rows().pending().filter(queue="default").order_by("rank", "scheduled_at", "pk")
+    plan = plan_of(lambda: list(head.values_list("rank", "scheduled_at", "pk", "job_name")[:50]))
+    goes_by(plan, "django_jobs_claim")
 
 
 @pytest.mark.postgres

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -23,7 +23,8 @@ from django_jobs.states import Status
 class Engine:
     """Slots run, one thread writes, one tells receivers, one watches over the rows; who feeds it claims for `room`.
 
-    `on_free` is called when it has room again after it was full; `on_recycle` as the Pool has it.
+    `on_free` is called when it has room again after it was full; `on_fewer` with the names of jobs with `concurrency=`
+    when runs of them were written, so that others may start; `on_recycle` as the Pool has it.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class Engine:
         on_death: OnDeath | None = None,
     ) -> None:
         self._liveness = liveness
+        on_fewer: Callable[[Collection[str]], None] = lambda names: None,
         self._using = using
         # Did the last claim find less than there was room for? Set by who feeds this.
         self.is_hungry = True
         # How many runs were written, by the status that their rows got.
         self.ended: Counter[str] = Counter()
+        self._on_fewer = on_fewer
         self._announcer = Announcer(on_death=on_death)
         self._finisher = Finisher(using=using, tell=self._tell, is_quiet=self._is_quiet, on_death=on_death)
         self._pool = Pool(slots, on_ended=self._finisher.put, on_free=on_free, on_recycle=on_recycle, on_death=on_death)
@@ -134,6 +137,8 @@ class Engine:
     def _run_of(self, row: JobExecution) -> Run:
         job = registry.get(row.job_name)
         run = Run(row, job, worker=self._liveness.label)
+        if fewer := {run.job.name for run, _, _ in ended if run.job.concurrency is not None}:
+            self._on_fewer(fewer)
         if job.atomic:
             run.finish_inside = recorder(run, self._using)
             run.settle = settler(run, self._using)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django_jobs import clock, registry
+from django_jobs import clock, quotas, registry
 from django_jobs.models import JobExecution
 from django_jobs.runtime.parts import Parts
 from django_jobs.runtime.worker import Worker
@@ -42,7 +42,9 @@ def _has_work(parts: Parts, worker: Worker) -> bool:
     if not worker.is_idle or parts.stage.tick() == 0.0:
         return True
     rows = JobExecution.objects.using(parts.using)
-    names = registry.names() - parts.stage.paused_jobs
+    # Of a job at its limit nothing starts before others end: here, which is seen below, or in another process.
+    full = quotas.full(quotas.jobs(), using=parts.using)
+    names = registry.names() - parts.stage.paused_jobs - full
     if rows.pending().filter(queue__in=worker.served_queues(), job_name__in=names).exists():
         worker.wake()
         return True

@@ -16,6 +16,7 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
+from django_jobs.runtime.limited import Limited
 
 logger = logging.getLogger("django_jobs.worker")
 
@@ -37,6 +38,10 @@ class Pauses:
 
     def seen_queues(self) -> Collection[str]:
         """Queues in which pending rows were seen lately."""
+        return ()
+
+    def limited(self) -> Collection[str]:
+        """Names of jobs with `concurrency=` of which rows near the head of a queue were seen lately."""
         return ()
 
 
@@ -66,8 +71,15 @@ class Worker:
         self._on_spent = on_spent
         self._claiming = True
         self._expect_work()
+        self._limited = Limited(using=using)
         self._engine = Engine(
-            concurrency, liveness=liveness, using=using, on_free=self.wake, on_recycle=on_recycle, on_death=on_death
+            concurrency,
+            liveness=liveness,
+            using=using,
+            on_free=self.wake,
+            on_fewer=self._wake_limited,
+            on_recycle=on_recycle,
+            on_death=on_death,
         )
         self._loop = Loop(self.tick, name="claim", on_death=on_death)
         self.claimed = 0
@@ -85,6 +97,10 @@ class Worker:
     def _expect_work(self) -> None:
         self._soon = iter(SOON)
         self._delay = SOON[-1]
+
+    def _wake_limited(self, names: Collection[str]) -> None:
+        self._limited.wake(names)
+        self.wake()
 
     def look(self) -> None:
         """Look for cancel marks now; safe from any thread."""
@@ -124,13 +140,38 @@ class Worker:
 
     def claim(self, limit: int, now: datetime | None = None) -> list[JobExecution]:
         """Take up to `limit` rows, best first over all queues this worker serves."""
-        names = sorted(registry.names() - set(self._pauses.jobs()))
+        known = registry.names() - set(self._pauses.jobs())
         queues = self.served_queues()
-        if not names or not queues:
+        if not known or not queues:
             return []
         now = now or clock.now(self._using)
+        limited = known & self._limited.names()
+        names = sorted(known - limited)
         rows: list[JobExecution] = []
-        while len(rows) < limit and queues:
+        if limited and (seen := self._limited.ready(limited.intersection(self._pauses.limited()))):
+            rows += self._claim_limited(seen, names, queues, limit, now)
+        rows += self._claim_others(names, list(queues), limit - len(rows), now)
+        # When nothing else is left it costs nobody anything to look for those that nobody has seen yet.
+        if limited and len(rows) < limit and (ready := self._limited.ready(limited)):
+            rows += self._claim_limited(ready, (), queues, limit - len(rows), now)
+        return rows
+
+    def _claim_limited(
+        self, names: Sequence[str], others: Sequence[str], queues: Sequence[str], limit: int, now: datetime
+    ) -> list[JobExecution]:
+        return self._limited.claim(
+            names,
+            others,
+            queues,
+            limit,
+            worker_id=self._liveness.worker_id,
+            now=now,
+            lost_after=get_settings().worker_lost_after,
+        )
+
+    def _claim_others(self, names: list[str], queues: list[str], limit: int, now: datetime) -> list[JobExecution]:
+        rows: list[JobExecution] = []
+        while names and len(rows) < limit and queues:
             queue, bound = self._best_queue(queues, names)
             if queue is None:
                 break

@@ -6,7 +6,7 @@ Every process looks within a second. What runs goes on, and rows are still accep
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.db.models import F
@@ -105,7 +105,7 @@ def _pause(model: type[JobState] | type[QueueState], names: tuple[str, ...], by:
     if running.update(**values):
         return True
     # Nobody made this row before, or somebody pauses at this moment.
-    states.bulk_create([model(pk=names[0])], ignore_conflicts=True)
+    states.bulk_create([cast("Any", model(pk=names[0]))], ignore_conflicts=True)
     return bool(running.update(**values))
 
 

@@ -176,6 +176,13 @@ def atomic_thing(ctx: JobContext, name: str, s: float = 0.0, fail: bool = False,
             raise ValueError(name)
 
 
+@job(retry=AT_ONCE, concurrency=2)
+def pair(ctx: JobContext, s: float = 0.0, tag: str = "") -> None:
+    """Sleep; two of these at most run at once."""
+    with noted(ctx, tag):
+        time.sleep(s)
+
+
 # A tick disturbs every test that counts rows, so there is one only where a test's process asks for it.
 if cron := os.environ.get("ACC_CRON"):
 

@@ -1,0 +1,33 @@
+"""Which jobs may run only so many times at once, and which of them do; asked by claims, stage and `--once`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django_jobs import registry
+from django_jobs.definition import Job
+from django_jobs.models import JobExecution
+from django_jobs.querysets import ExecutionQuerySet
+
+
+def jobs() -> list[Job[...]]:
+    """Return the jobs with `concurrency=` that this process knows."""
+    return [job for job in registry.all_jobs() if job.concurrency is not None]
+
+
+def names(of: Iterable[Job[...]]) -> frozenset[str]:
+    """Return all names of these jobs, aliases included."""
+    return frozenset(name for job in of for name in (job.name, *job.aliases))
+
+
+def running(job: Job[...], *, using: str) -> ExecutionQuerySet:
+    """Return the rows that count for a job: also those of workers that died, until they are rescued."""
+    rows: ExecutionQuerySet = JobExecution.objects.using(using).running().filter(job_name__in=names([job]))
+    return rows
+
+
+def full(of: Iterable[Job[...]], *, using: str) -> frozenset[str]:
+    """Return the names of those among these jobs of which as many run as may."""
+    return names(
+        job for job in of if job.concurrency is not None and running(job, using=using).count() >= job.concurrency
+    )

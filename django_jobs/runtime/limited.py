@@ -1,0 +1,80 @@
+"""Claim rows of jobs with `concurrency=` among the best that wait; for the worker, which claims all others itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from functools import partial
+from uuid import UUID
+
+from django_jobs import quotas, registry, transitions
+from django_jobs.models import JobExecution
+
+# A job that could not be claimed from, mostly as it is at its limit, is left alone for so long, then ever longer.
+FIRST_REST = 0.02
+LONGEST_REST = 0.25
+
+
+class Limited:
+    """Knows which jobs of this process have a limit, and which of them are at it for now."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        # By the name of the job: until when it rests, and for how long it did.
+        self._rests: dict[str, tuple[float, float]] = {}
+
+    def names(self) -> frozenset[str]:
+        """Return the names that claims of other jobs must leave out."""
+        return quotas.names(quotas.jobs())
+
+    def ready(self, names: Collection[str]) -> list[str]:
+        """Return those of the names, all of jobs with a limit, that may be claimed now."""
+        moment = time.monotonic()
+        return [name for name in names if self._rests.get(registry.get(name).name, (0.0, 0.0))[0] <= moment]
+
+    def wake(self, names: Collection[str]) -> None:
+        """Look at these jobs again at once, since runs of them ended; safe from any thread."""
+        for name in names:
+            self._rests.pop(name, None)
+
+    def claim(
+        self,
+        names: Collection[str],
+        others: Collection[str],
+        queues: Sequence[str],
+        limit: int,
+        *,
+        worker_id: UUID,
+        now: datetime,
+        lost_after: float,
+    ) -> list[JobExecution]:
+        """Claim rows of these names as far as they are among the `limit` best, those of the others included."""
+        found: list[tuple[int, datetime, UUID, str, str]] = []
+        for queue in queues:
+            pending = JobExecution.objects.using(self._using).pending().filter(queue=queue)
+            best = pending.filter(job_name__in=[*names, *others]).order_by("rank", "scheduled_at", "pk")
+            found += best.values_list("rank", "scheduled_at", "pk", "job_name", "queue")[:limit]
+        chosen: dict[tuple[str, str], list[UUID]] = {}
+        wanted = set(names)
+        for _rank, _at, pk, name, queue in sorted(found)[:limit]:
+            if name in wanted:
+                chosen.setdefault((registry.get(name).name, queue), []).append(pk)
+        claim = partial(
+            transitions.claim_within, worker_id=worker_id, now=now, lost_after=lost_after, using=self._using
+        )
+        claimed: list[JobExecution] = []
+        for (name, queue), ids in chosen.items():
+            job = registry.get(name)
+            taken = claim(job, queue=queue, names=sorted(quotas.names([job])), ids=ids, limit=len(ids))
+            self._note(name, all_taken=len(taken) == len(ids))
+            claimed += taken
+        return claimed
+
+    def _note(self, name: str, *, all_taken: bool) -> None:
+        if all_taken:
+            self._rests.pop(name, None)
+            return
+        _until, before = self._rests.get(name, (0.0, FIRST_REST / 2))
+        rest = min(before * 2, LONGEST_REST)
+        self._rests[name] = (time.monotonic() + rest, rest)

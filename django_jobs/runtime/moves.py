@@ -1,0 +1,62 @@
+"""Move rows between PENDING and SCHEDULED for stage: in portions, hinted, and past those that cannot be moved now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django_jobs import transitions
+from django_jobs.models import JobExecution
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.runtime.portions import hint, move, portions
+
+REFUSED_FOR = timedelta(minutes=1)
+# A row that another transaction holds is looked at again so much later.
+HELD_FOR = timedelta(seconds=0.5)
+
+# Queue, rank and id of a row.
+Row = tuple[str, int, UUID]
+
+
+class Moves:
+    """The verbs of stage over rows given by id; those that could not be moved are left alone for a while."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        # Rows that the database refuses to move or that are held, and until when they are passed over.
+        self._refused: dict[UUID, datetime] = {}
+
+    def forget(self, now: datetime) -> None:
+        """Look again at the rows that were left alone long enough."""
+        self._refused = {pk: until for pk, until in self._refused.items() if until > now}
+
+    def rows(self) -> ExecutionQuerySet:
+        """Return all rows but those that are left alone now."""
+        rows: ExecutionQuerySet = JobExecution.objects.using(self._using).exclude(pk__in=list(self._refused))
+        return rows
+
+    def promote(self, rows: Sequence[Row], now: datetime) -> None:
+        """Make due rows claimable, in one statement."""
+        self._hinted(rows, lambda found: transitions.promote(found, now=now), now)
+
+    def park(self, ids: Sequence[UUID], reason: str, now: datetime) -> None:
+        """Set pending rows aside, in one statement."""
+        self._apply(ids, lambda found: transitions.park(found, reason, now=now), now)
+
+    def unpark(self, rows: Sequence[Row], now: datetime) -> None:
+        """Bring parked rows back, in portions."""
+        for page in portions(rows):
+            self._hinted(page, lambda found: transitions.unpark(found, now=now), now)
+
+    def _hinted(self, rows: Sequence[Row], verb: Callable[[ExecutionQuerySet], Any], now: datetime) -> None:
+        left = self._apply([pk for _, _, pk in rows], verb, now)
+        hint(row for row in rows if row[2] not in left)
+
+    def _apply(self, ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], now: datetime) -> set[UUID]:
+        """Return what could not be moved."""
+        unmoved = move(ids, verb, using=self._using)
+        self._refused.update(dict.fromkeys(unmoved.held, now + HELD_FOR))
+        self._refused.update(dict.fromkeys(unmoved.refused, now + REFUSED_FOR))
+        return {*unmoved.held, *unmoved.refused}
