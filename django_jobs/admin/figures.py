@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 KEPT = (Status.OK.value, Status.ERROR.value, Status.CANCELLED.value)
 # Rows of a job that no live worker knows are counted apart, so that rows parked for other reasons do not hide them.
 UNKNOWN = Parked.UNKNOWN.value
+# The pending rows once more, by their queue.
+QUEUE = "queue"
 
 # SQL with its parameters.
 Statement = tuple[str, list[Any]]
@@ -45,7 +47,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Figures:
-    """What was counted, by the name in the rows and their kind: a status, "parked" or "unknown"."""
+    """What was counted, by the name in the rows and their kind: a status, "parked", "unknown", or "queue"."""
 
     counts: dict[tuple[str, str], Figure] = field(default_factory=dict)
     # The live kinds of which there are more than were counted: any job may have more of them.
@@ -65,6 +67,14 @@ class Figures:
         """Return the rows that no live worker knows, by their name."""
         return {name: figure for (name, kind), figure in sorted(self.counts.items()) if kind == UNKNOWN}
 
+    def queues(self) -> list[str]:
+        """Return the queues in which pending rows were found."""
+        return [name for name, kind in self.counts if kind == QUEUE]
+
+    def in_queue(self, name: str) -> Figure:
+        """Return how many rows are pending in a queue."""
+        return self.counts.get((name, QUEUE), Figure(0, QUEUE in self.cut))
+
 
 def names(job: Job[...]) -> tuple[str, ...]:
     """Return the names that rows of the job carry."""
@@ -79,7 +89,7 @@ def collect(jobs: Iterable[Job[...]], *, using: str) -> Figures:
     rows = JobExecution.objects.using(using)
     live = _live(rows)
     parts = [_together([_of_job(name, status, rows, using) for name in names(job) for status in KEPT]) for job in jobs]
-    parts.append(_together([_by_name(kind, found, using) for kind, found in live.items()]))
+    parts.append(_together([_grouped(kind, found, using) for kind, found in live.items()]))
     sql, params = _together(parts)
     with connections[using].cursor() as cursor:
         cursor.execute(sql, params)
@@ -105,6 +115,7 @@ def _live(rows: ExecutionQuerySet) -> dict[str, ExecutionQuerySet]:
     parked = rows.scheduled().order_by("parked_reason", "scheduled_at")
     return {
         "pending": rows.pending().order_by("-pk"),
+        QUEUE: rows.pending().order_by("-pk"),
         "running": rows.running().order_by("-pk"),
         "scheduled": rows.scheduled().filter(parked_reason="").order_by("scheduled_at"),
         "parked": parked.filter(~Q(parked_reason=UNKNOWN), parked_reason__gt=""),
@@ -120,11 +131,13 @@ def _of_job(name: str, status: str, rows: ExecutionQuerySet, using: str) -> Stat
     return sql, [name, status, *params]
 
 
-def _by_name(kind: str, rows: ExecutionQuerySet, using: str) -> Statement:
+def _grouped(kind: str, rows: ExecutionQuerySet, using: str) -> Statement:
+    """Count the rows of each job, or of each queue."""
+    by = "queue" if kind == QUEUE else "job_name"
     # These have not ended; the column is there for its type, which all parts must agree on.
-    inner, params = _bounded(rows.values("job_name", "completed_at"), using)
-    columns = "job_name AS name, %s AS kind, COUNT(*) AS n, MAX(completed_at) AS ended"
-    sql = f"SELECT {columns} FROM ({inner}) rows_of_it GROUP BY job_name"  # noqa: S608 - all ours
+    inner, params = _bounded(rows.values(by, "completed_at"), using)
+    columns = f"{by} AS name, %s AS kind, COUNT(*) AS n, MAX(completed_at) AS ended"
+    sql = f"SELECT {columns} FROM ({inner}) rows_of_it GROUP BY {by}"  # noqa: S608 - all ours
     return sql, [kind, *params]
 
 

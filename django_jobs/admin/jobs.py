@@ -1,4 +1,4 @@
-"""The page of jobs: one line for each that the code registers, with schedule, figures and a button to run it."""
+"""The page of jobs: one line for each that the code registers, with schedule, figures and buttons; and the queues."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from django_jobs import registry
+from django_jobs.admin import pausing
 from django_jobs.admin.banner import outages
 from django_jobs.admin.base import ReadOnlyAdmin
 from django_jobs.admin.overview import overview
@@ -36,13 +37,16 @@ PER_PAGE = 50
 
 @admin.register(JobState)
 class JobsAdmin(ReadOnlyAdmin):
-    """Look at the jobs, and run one now; the lines come from the registry, not from the table."""
+    """Look at the jobs, run one now, pause and resume; the lines come from the registry, not from the table."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self._may(request, "view")
 
     def has_trigger_permission(self, request: HttpRequest) -> bool:
         return self._may(request, "view") and self._may(request, "trigger")
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "view") and self._may(request, "pause")
 
     def _may(self, request: HttpRequest, permission: str) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.{permission}_{JobExecution._meta.model_name}")
@@ -53,6 +57,8 @@ class JobsAdmin(ReadOnlyAdmin):
         return [
             path("", wrap(self.changelist_view), name=f"{prefix}_changelist"),
             path("<str:name>/run/", wrap(self.run_now), name=f"{prefix}_run"),
+            path("selected/", wrap(self.pause_selected), name=f"{prefix}_selected"),
+            path("queue/<str:queue>/", wrap(self.pause_queue), name=f"{prefix}_queue"),
         ]
 
     def _url(self, name: str, *args: Any, query: dict[str, Any] | None = None) -> str:
@@ -74,10 +80,13 @@ class JobsAdmin(ReadOnlyAdmin):
             "media": self.media,
             "outages": outages,
             "page": page,
+            # What buttons add to their address, so that one comes back to this page.
+            "back": f"?p={page.number}" if page.number > 1 else "",
             "overview": overview(
                 list(page), using=jobs_alias(), list_url=list_url, may_run=self.has_trigger_permission(request)
             ),
             "executions_url": list_url,
+            "may_pause": self.has_pause_permission(request),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_jobs/jobstate/change_list.html", context)
@@ -94,6 +103,35 @@ class JobsAdmin(ReadOnlyAdmin):
         else:
             self.log_addition(request, execution, _("Run now."))
             self._tell(request, _("%(job)s was queued.") % {"job": execution.job_name}, execution, messages.SUCCESS)
+        return self._back(request)
+
+    @method_decorator(require_POST)
+    def pause_selected(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume the chosen jobs, be it one by its button, and go back to the list with a message."""
+        verb = self._verb(request)
+        # Also names of the page that are registered no more; each once.
+        names = dict.fromkeys(request.POST.getlist("job"))
+        if names:
+            pausing.apply_to_jobs(self, request, verb, names)
+        else:
+            self.message_user(request, _("Choose at least one job."), messages.WARNING)
+        return self._back(request)
+
+    @method_decorator(require_POST)
+    def pause_queue(self, request: HttpRequest, queue: str) -> HttpResponse:
+        """Pause or resume a queue, and go back to the list with a message."""
+        pausing.apply_to_queue(self, request, self._verb(request), queue)
+        return self._back(request)
+
+    def _verb(self, request: HttpRequest) -> pausing.Verb:
+        if not self.has_pause_permission(request):
+            raise PermissionDenied
+        verb = pausing.VERBS.get(request.POST.get("verb", ""))
+        if verb is None:
+            raise BadRequest
+        return verb
+
+    def _back(self, request: HttpRequest) -> HttpResponse:
         number = request.GET.get("p", "")
         return HttpResponseRedirect(
             self._url("jobstate_changelist", query={"p": number} if number.isdecimal() else None)

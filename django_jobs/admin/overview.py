@@ -13,7 +13,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_jobs import clock, registry
 from django_jobs.admin import formatting
-from django_jobs.admin.figures import KEPT, Figure, Figures, collect
+from django_jobs.admin.figures import KEPT, Figure, Figures, collect, names
+from django_jobs.admin.queues import QueueLine, queue_lines
 from django_jobs.models import JobExecution, JobState
 from django_jobs.states import Parked, Skip, Status
 
@@ -49,6 +50,8 @@ class Line:
     # Its executions.
     url: str
     state: JobState | None
+    # The state that holds its pause: one of an old name, if it was paused before it was renamed.
+    pause: JobState | None
     last: JobExecution | None
     live: list[Count]
     kept: list[Count]
@@ -93,11 +96,11 @@ class Line:
 
     @property
     def is_paused(self) -> bool:
-        return self.state is not None and self.state.paused_at is not None
+        return self.pause is not None
 
     @property
     def paused_since(self) -> str:
-        return formatting.moment(self.state.paused_at) if self.state else ""
+        return formatting.moment(self.pause.paused_at) if self.pause else ""
 
     @property
     def skips(self) -> str:
@@ -126,10 +129,11 @@ class Overview:
     # Names in rows that no worker knows and nothing here is called, with how many of their rows wait.
     nameless: list[tuple[str, Count]]
     has_more_nameless: bool
+    queues: list[QueueLine]
 
 
 def overview(jobs: Sequence[Job[...]], *, using: str, list_url: str, may_run: bool) -> Overview:
-    """Read what the page needs in three queries, whatever the number of jobs and rows."""
+    """Read what the page needs in four queries, whatever the number of jobs and rows."""
 
     def listed(**query: str) -> str:
         return f"{list_url}?{urlencode(query)}"
@@ -143,13 +147,14 @@ def overview(jobs: Sequence[Job[...]], *, using: str, list_url: str, may_run: bo
 
     now = clock.now(using)
     figures = collect(jobs, using=using)
-    states = JobState.objects.using(using).in_bulk([job.name for job in jobs])
+    states = JobState.objects.using(using).in_bulk([name for job in jobs for name in names(job)])
     last = _last(jobs, figures, using)
     lines = [
         Line(
             job=job,
             url=listed(job_name=job.name),
             state=states.get(job.name),
+            pause=next((s for name in names(job) if (s := states.get(name)) is not None and s.paused_at), None),
             last=last.get(job.name),
             live=counts(job, LIVE),
             kept=counts(job, [(kind, Status(kind).label, kind) for kind in KEPT]),
@@ -163,7 +168,12 @@ def overview(jobs: Sequence[Job[...]], *, using: str, list_url: str, may_run: bo
         for name, figure in figures.unknown().items()
         if registry.find(name) is None
     ]
-    return Overview(lines=lines, nameless=nameless[:LISTED], has_more_nameless=len(nameless) > LISTED)
+    return Overview(
+        lines=lines,
+        nameless=nameless[:LISTED],
+        has_more_nameless=len(nameless) > LISTED,
+        queues=queue_lines(figures, using=using, listed=listed),
+    )
 
 
 def _last(jobs: Sequence[Job[...]], figures: Figures, using: str) -> dict[str, JobExecution]:

@@ -1,0 +1,105 @@
+"""Pause and resume jobs and queues from the page of jobs: by the services, with history entries and one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from django_jobs import registry, services
+from django_jobs.exceptions import JobsError
+from django_jobs.models import JobState, QueueState, jobs_alias
+
+if TYPE_CHECKING:
+    from django.contrib.admin import ModelAdmin
+    from django.http import HttpRequest
+    from django.utils.functional import _StrPromise
+
+# So many names stand in one message.
+NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What a button or an action does, and how it is told."""
+
+    label: _StrPromise
+    job: Callable[..., bool]
+    queue: Callable[..., bool]
+    done: _StrPromise
+    unchanged: _StrPromise
+    # What the history says.
+    log: _StrPromise
+
+
+VERBS = {
+    "pause": Verb(
+        label=_("Pause"),
+        job=services.pause_job,
+        queue=services.pause_queue,
+        done=ngettext_lazy("%(n)d paused", "%(n)d paused", "n"),
+        unchanged=ngettext_lazy("%(n)d was paused before", "%(n)d were paused before", "n"),
+        log=_("Paused."),
+    ),
+    "resume": Verb(
+        label=_("Resume"),
+        job=services.resume_job,
+        queue=services.resume_queue,
+        done=ngettext_lazy("%(n)d resumed", "%(n)d resumed", "n"),
+        unchanged=ngettext_lazy("%(n)d was not paused", "%(n)d were not paused", "n"),
+        log=_("Resumed."),
+    ),
+}
+
+
+def apply_to_jobs(admin: ModelAdmin[Any], request: HttpRequest, verb: Verb, names: Iterable[str]) -> None:
+    """Pause or resume these jobs and say what became of each."""
+    _apply(admin, request, verb, verb.job, names, lambda name: JobState(job_name=_canonical(name)))
+
+
+def apply_to_queue(admin: ModelAdmin[Any], request: HttpRequest, verb: Verb, queue: str) -> None:
+    """Pause or resume a queue and say so."""
+    _apply(admin, request, verb, verb.queue, [queue], lambda name: QueueState(queue=name))
+
+
+def _canonical(name: str) -> str:
+    job = registry.find(name)
+    return name if job is None else job.name
+
+
+def _apply(
+    admin: ModelAdmin[Any],
+    request: HttpRequest,
+    verb: Verb,
+    run: Callable[..., bool],
+    names: Iterable[str],
+    subject: Callable[[str], JobState | QueueState],
+) -> None:
+    done: list[str] = []
+    unchanged: list[str] = []
+    for name in names:
+        try:
+            changed = run(name, by=request.user)
+        except JobsError as error:
+            admin.message_user(request, str(error), messages.WARNING)
+            continue
+        (done if changed else unchanged).append(name)
+    if done and request.user.is_authenticated:
+        rows = [subject(name) for name in done]
+        for row in rows:
+            row._state.db = jobs_alias()
+        LogEntry.objects.log_actions(request.user.pk, rows, CHANGE, str(verb.log))
+    parts = [_told(text, found) for text, found in ((verb.done, done), (verb.unchanged, unchanged)) if found]
+    if parts:
+        level = messages.SUCCESS if done else messages.INFO
+        admin.message_user(request, "; ".join(parts) + ".", level)
+
+
+def _told(text: _StrPromise, names: list[str]) -> str:
+    listed = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+    return f"{text % {'n': len(names)}}: {listed}"
