@@ -76,7 +76,12 @@ class Forwarder:
                 client, _ = listener.accept()
             except OSError:
                 return
-            server = self._connect()
+            try:
+                server = self._connect()
+            except OSError:
+                # As without the cable: nobody is there.
+                client.close()
+                continue
             with self._lock:
                 if listener.fileno() < 0:
                     client.close()

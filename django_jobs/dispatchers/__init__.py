@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from django_jobs.conf import DispatcherSpec, get_settings
@@ -43,6 +45,19 @@ def get_dispatcher() -> Dispatcher:
             # Other settings changed; subscriptions to this dispatcher go on.
             _current = (spec, _current[1])
         return _current[1]
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    """Have the dispatcher be made anew when the settings change that its server stands in, as in tests."""
+    global _current
+    if setting == "CACHES":
+        with _lock:
+            previous, _current = _current, None
+        if previous is not None:
+            previous[1].close()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_jobs.dispatchers")
 
 
 def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:

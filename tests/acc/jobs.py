@@ -176,6 +176,13 @@ def atomic_thing(ctx: JobContext, name: str, s: float = 0.0, fail: bool = False,
             raise ValueError(name)
 
 
+@job
+def see_thing(ctx: JobContext, thing_id: int, tag: str = "") -> None:
+    """Fail unless the Thing is there."""
+    with noted(ctx, tag):
+        Thing.objects.get(pk=thing_id)
+
+
 @job(retry=AT_ONCE, concurrency=2)
 def pair(ctx: JobContext, s: float = 0.0, tag: str = "") -> None:
     """Sleep; two of these at most run at once."""

@@ -51,6 +51,15 @@ def test_other_settings_change_without_a_new_dispatcher(settings: Settings) -> N
     assert get_dispatcher() is before
 
 
+def test_other_caches_may_mean_another_server(settings: Settings) -> None:
+    settings.DJANGO_JOBS = {"DISPATCHER": recording.RECORDING}
+    old = get_dispatcher()
+    settings.CACHES = {**settings.CACHES, "more": settings.CACHES["default"]}
+    assert get_dispatcher() is not old
+    assert isinstance(old, recording.RecordingDispatcher)
+    assert old.closed
+
+
 @pytest.mark.parametrize(
     "path", ["no.such.module", f"{recording.__name__}.Absent", f"{recording.__name__}.no_dispatcher"]
 )
