@@ -81,6 +81,9 @@ DJANGO_JOBS: dict[str, Any] = {
     # A demo wants to show yesterday's successes, too.
     "KEEP": {"ok": 100},
 }
+if REDIS_URL:
+    # An idle worker starts an order's jobs at once; without it, it looks each second.
+    DJANGO_JOBS["DISPATCHER"] = {"BACKEND": "redis", "OPTIONS": {"CACHE": "default"}}
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "Europe/Paris"

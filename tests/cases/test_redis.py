@@ -25,6 +25,7 @@ from tests.cases.test_stopping import became, canary, seconds_to_end
 from tests.forwarder import Forwarder
 from tests.redis_servers import RedisServer, use_cache
 from tests.support import Ledger, Runjobs, assert_consistent, manage, wait_for
+from tests.test_example_project import Shop
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -240,6 +241,13 @@ def test_no_output_page_or_row_holds_the_password_of_redis(
     for text in (process.output, asked.stdout + asked.stderr, *pages, str(rows)):
         assert text
         assert "s3cret" not in text
+
+
+@pytest.mark.sqlite
+def test_the_example_project_is_woken_through_the_server_that_redis_url_names(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.environment["REDIS_URL"] = "redis://127.0.0.1:1/0"
+    assert shop.ask("answer = restock.mode") == "queue"
 
 
 @pytest.mark.usefixtures("through_redis")

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from django_jobs.dispatchers.base import Unavailable
 
@@ -60,27 +61,31 @@ class Server:
 
     def __str__(self) -> str:
         found = self._kwargs
-        if "path" in found:
-            place = str(found["path"])
-        elif "SENTINELS" in self._options:
-            place = f"{urlsplit(self._url).hostname}, found by sentinels,"
-        else:
-            place = f"{found.get('host', 'localhost')}:{found.get('port', 6379)}"
+        place = f"{urlsplit(self._url).hostname}, found by sentinels," if "SENTINELS" in self._options else self._place
         return f"{place} database {found.get('db') or 0} (cache {self._alias!r})"
+
+    @property
+    def _place(self) -> str:
+        found = self._kwargs
+        return str(found["path"]) if "path" in found else f"{found.get('host', 'localhost')}:{found.get('port', 6379)}"
 
     @contextlib.contextmanager
     def faults(self) -> Iterator[None]:
-        """Turn what the client raises into an Unavailable of one line that holds no password."""
+        """Turn what the client raises into an Unavailable of one line, which holds neither password nor address."""
         try:
             yield
         except (RedisError, OSError) as error:
             # Without it: a report would show the variables of the client along the way, its password too.
-            raise Unavailable(f"{self}: {self._explain(error)}") from None
+            raise Unavailable(f"the server of the cache {self._alias!r}: {self._explain(error)}") from None
 
     def _explain(self, error: Exception) -> str:
         text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ResponseError) and "unknown command" in text.lower():
-            return "the server is too old, it does not know BZMPOP; use Redis 7, Valkey, or newer"
+            return "it is too old, it does not know BZMPOP; use Redis 7, Valkey, or newer"
+        if isinstance(error, MasterNotFoundError):
+            # Which sentinels were asked, and what came of it, is a text of its own.
+            text = text.partition(" : ")[0]
+        text = text.replace(self._place, "it")
         for secret in self._secrets():
             text = text.replace(secret, "***")
         return text

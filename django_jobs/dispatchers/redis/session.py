@@ -27,7 +27,7 @@ class Session(ABC):
         self._server, self._breaker = server, breaker
         self._client: Any = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT)
         # Why nothing is heard now, in one line; None while it is.
-        self.problem: str | None = f"not connected yet to redis at {server}"
+        self.problem: str | None = "there is no connection to Redis yet"
         self._is_closed = False
         self._loop = Loop(self._tick, name=f"redis {self.name}")
 
