@@ -18,7 +18,7 @@ from django_jobs.runtime.serverless import Failure, run_within
 # Many platforms end a request after a minute.
 MAX_TIME = 50
 # Below, nothing is left beside an orderly end; above, a `runjobs --once` is the better way.
-MAX_TIMES = range(10, 901)
+MAX_TIMES = range(8, 901)
 MAX_JOBS = range(1, 1_000_001)
 
 View = Callable[..., HttpResponseBase]
@@ -38,7 +38,7 @@ def run(request: HttpRequest) -> HttpResponse:
     """Fire due ticks, take over from dead processes, run what is due; answer with counts, as JSON.
 
     GET, as some platforms' cron has it, or POST, with the header `Authorization: Bearer <CRON_SECRET>`: to anybody else
-    there is no such URL. `?max_time=` seconds bound the whole call, 10 to 900, and `?max_jobs=` the number of runs.
+    there is no such URL. `?max_time=` seconds bound the whole call, 8 to 900, and `?max_jobs=` the number of runs.
     """
     if not _is_authorised(request):
         # As for a URL that no pattern matches, whatever the project's own page makes of that.

@@ -46,6 +46,13 @@ def call(query: str = "", **headers: str) -> Any:
     return Client().get(f"{URL}{query}", headers=headers or BEARER)
 
 
+def said_goodbye(calls: int, *, but: Any = None) -> None:
+    """Wait until the workers of so many calls are stopped: on a busy machine that may come after the answer."""
+    workers = Worker.objects.exclude(pk=but)
+    wait_for(lambda: workers.exclude(stopped_at=None).count() == calls, 20, "all said goodbye")
+    assert workers.count() == calls
+
+
 class TestWhoMayCall:
     """Nothing here comes as far as the database."""
 
@@ -123,7 +130,7 @@ class TestWhoMayCall:
 
     @pytest.mark.parametrize(
         "query",
-        ["max_time=9", "max_time=901", "max_time=nan", "max_time=", "max_jobs=0", "max_jobs=-1", "max_jobs=\u00b2"],
+        ["max_time=7", "max_time=901", "max_time=nan", "max_time=", "max_jobs=0", "max_jobs=-1", "max_jobs=\u00b2"],
     )
     def test_a_wrong_number_is_named(self, secret: str, query: str, nothing_runs: list[float]) -> None:
         response = call(f"?{query}")
@@ -201,7 +208,7 @@ class TestWhatItDoes:
         assert {found[row.pk] for row in (due, lost, rows[0])} == {Status.OK}
         assert (found[rows[1].pk], found[later.pk]) == (Status.ERROR, Status.SCHEDULED)
         assert JobExecution.objects.filter(job_name="acc.cron", status=Status.OK).count() == 1
-        assert not Worker.objects.filter(stopped_at=None, stop_reason="").exclude(pk=lost.worker_id).exists()
+        said_goodbye(2, but=lost.worker_id)
         assert_consistent()
 
     def test_it_starts_no_more_than_it_was_told(self) -> None:
@@ -224,7 +231,7 @@ class TestWhatItDoes:
         again.refresh_from_db()
         over.refresh_from_db()
         assert (again.status, again.attempt, over.status) == (Status.PENDING, 0, Status.ERROR)
-        assert Worker.objects.get().stopped_at is not None
+        said_goodbye(1)
 
     @pytest.mark.slow
     def test_a_bound_of_runs_does_not_wait_for_them_for_ever(self) -> None:
@@ -240,7 +247,7 @@ class TestWhatItDoes:
         assert sum(answer["started"] for answer in answers) == len(rows)
         assert sorted(entry.row_id for entry in ledger.starts()) == sorted(str(row.pk) for row in rows)
         assert set(statuses().values()) == {Status.OK}
-        assert Worker.objects.exclude(stopped_at=None).count() == 4
+        said_goodbye(4)
 
     def test_under_asgi_it_works_as_well(self) -> None:
         row = jobs.mark.push()
@@ -291,12 +298,12 @@ def test_inside_a_transaction_of_a_test_it_says_what_to_do(secret: str) -> None:
     assert "TransactionTestCase" in response.json()["error"]
 
 
-@pytest.mark.parametrize("seconds", [10, 20, 30, 50, 300])
+@pytest.mark.parametrize("seconds", [8, 10, 20, 30, 50, 300])
 def test_most_of_the_time_is_for_work_and_the_end_fits_in(seconds: int) -> None:
     drain, rest = serverless.divided(seconds)
-    assert drain >= 2
+    assert drain >= 1.5
     assert rest >= 4
-    assert seconds - drain - rest >= 0.4 * seconds
+    assert seconds - drain - rest >= 0.3 * seconds
 
 
 SERVER = [sys.executable, "-m", "django", "runserver", "--noreload", "--insecure"]
@@ -340,7 +347,8 @@ def test_a_web_server_does_the_work_of_a_worker(transactional_db: None, ledger: 
         assert {entry.pid for entry in ledger.ends()} == {server.pid}
         assert sorted(entry.row_id for entry in ledger.starts()) == sorted(str(row.pk) for row in rows)
         assert ask(SECRET)[1]["started"] == 0
-        assert {worker.pid for worker in Worker.objects.all() if worker.stopped_at} == {server.pid}
+        said_goodbye(2)
+        assert {worker.pid for worker in Worker.objects.all()} == {server.pid}
         assert SECRET not in output.read_text()
     finally:
         os.killpg(server.pid, signal.SIGKILL)
