@@ -19,7 +19,8 @@ from django.core.management.base import CommandError
 from django_jobs import clock
 from django_jobs.execution.liveness import Liveness
 from django_jobs.models import Worker
-from django_jobs.runtime.startup import Options, UsageError
+from django_jobs.runtime import runner
+from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError
 from tests.acc import jobs
 from tests.factories import WorkerFactory
 from tests.forwarder import forwarded_database
@@ -137,6 +138,22 @@ def test_no_secret_is_in_what_a_process_says_of_itself(runjobs: Start) -> None:
     assert process.stop() == 0
     assert "s3cret" not in process.output + str(answers)
     assert "s3cret" not in str(list(Worker.objects.values()))
+
+
+def test_the_port_answers_while_the_database_is_waited_for_no_longer_than_the_time_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, found = free_port(), []
+
+    def wait(using: str, say: Any, *, patience: float) -> None:
+        found.extend((ask(port, "/healthz")[:2], ask(port, "/readyz")[:2], patience))
+        raise DatabaseNotReady("down")
+
+    monkeypatch.setattr(runner, "wait_for_database", wait)
+    with pytest.raises(DatabaseNotReady):
+        runner.Runner(Options.of(health_port=port, max_time=5)).run()
+    assert found == [(200, "ok"), (503, "starting"), 5]
+    assert ask(port, "/healthz")[0] == 0
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
