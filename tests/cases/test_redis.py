@@ -247,7 +247,7 @@ def test_no_output_page_or_row_holds_the_password_of_redis(
 def test_the_example_project_is_woken_through_the_server_that_redis_url_names(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     shop.environment["REDIS_URL"] = "redis://127.0.0.1:1/0"
-    assert shop.ask("answer = restock.mode") == "queue"
+    assert shop.ask("from shop.jobs import send_receipt\nanswer = send_receipt.mode") == "queue"
 
 
 @pytest.mark.usefixtures("through_redis")

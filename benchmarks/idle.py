@@ -1,0 +1,53 @@
+"""Measure what a runjobs process costs that has nothing to do: statements a second, and time of the processor.
+
+    python -m benchmarks.idle redis                          # an embedded PostgreSQL and Valkey
+    python -m benchmarks.idle database --engine mysql --seconds 60
+
+Statements are those that Django sends; BEGIN, COMMIT and what a listening connection waits for are not among them.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.world import ENGINES, MODES, runjobs, world
+
+# The process settles: first looks, sweep and trim.
+SETTLE = 5.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the time that the process has spent on the processor, in itself and in the system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--engine", choices=ENGINES, default="postgres")
+    parser.add_argument("--seconds", type=float, default=60)
+    options = parser.parse_args()
+    with (
+        tempfile.NamedTemporaryFile() as counter,
+        world(options.engine, options.mode) as servers,
+        runjobs(STATEMENTS=counter.name) as process,
+    ):
+        time.sleep(SETTLE)
+        began, spent, sent = time.monotonic(), cpu_seconds(process.pid), Path(counter.name).stat().st_size
+        time.sleep(options.seconds)
+        elapsed = time.monotonic() - began
+        cpu = (cpu_seconds(process.pid) - spent) / elapsed
+        statements = (Path(counter.name).stat().st_size - sent) / elapsed
+    sys.stdout.write(
+        f"{servers}; runjobs with all roles, idle for {elapsed:.0f} s, dispatcher {options.mode}: "
+        f"{statements:.2f} statements/s, {cpu:.2%} of one core\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
