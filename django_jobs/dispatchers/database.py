@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,11 +11,9 @@ from uuid import UUID
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from django_jobs.dispatchers.base import Dispatcher
+from django_jobs.dispatchers.base import Dispatcher, call
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.dispatchers.postgres.peers import Peers
-
-logger = logging.getLogger("django_jobs")
 
 
 class DatabaseDispatcher(Dispatcher):
@@ -101,9 +98,9 @@ class DatabaseDispatcher(Dispatcher):
     def _pass_on(self, message: Message) -> None:
         for subscription in self._subscriptions:
             if message.queues is None or any(map(subscription.serves, message.queues)):
-                _call(subscription.wake)
+                call(subscription.wake)
             if message.cancel and subscription.look is not None:
-                _call(subscription.look)
+                call(subscription.look)
 
     def _peers_of_this_process(self) -> Peers:
         if self._pid != os.getpid():
@@ -135,14 +132,6 @@ class _Subscription:
 
     def problem(self) -> str | None:
         return self._dispatcher.problem()
-
-
-def _call(callback: Callable[[], None]) -> None:
-    try:
-        callback()
-    except Exception:
-        # One broken worker must not keep the others asleep.
-        logger.exception("A worker's wake-up callback raised.")
 
 
 def _checked(options: Mapping[str, Any]) -> str | Literal[False] | None:
