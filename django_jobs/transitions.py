@@ -96,6 +96,9 @@ def claim(
         "started_at": now,
         "updated_at": now,
         "completed_at": None,
+        # As in every pending row.
+        "parked_reason": "",
+        "cancel_requested_at": None,
     }
     if connection.vendor == "mysql":
         return _claim_in_two_steps(connection, best, chosen, changed, written)
@@ -149,9 +152,6 @@ def _claim_in_two_steps(
     return claimed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How one run left RUNNING, ready to be written; made by the verbs below and fenced by `run_no`."""
 @retried
 def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> list[JobExecution]:
     """Claim rows of one job with `concurrency=`, never more than may still run; called by workers.
@@ -192,6 +192,9 @@ def _hold_state(job_name: str, using: str) -> bool:
     return held
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one run left RUNNING, ready to be written; made by the verbs below and fenced by `run_no`."""
 
     execution_id: UUID
     run_no: int

@@ -19,6 +19,10 @@ from django_jobs.loop import Loop, OnDeath
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 
+# After the drain: for signalling and interrupting what still runs, for writing how it ended, for saying goodbye.
+AFTER_DRAIN = 7.0
+GOODBYE = 1.5
+
 
 class Engine:
     """Slots run, one thread writes, one tells receivers, one watches over the rows; who feeds it claims for `room`.
@@ -34,17 +38,17 @@ class Engine:
         liveness: Liveness,
         using: str,
         on_free: Callable[[], None],
+        on_fewer: Callable[[Collection[str]], None] = lambda names: None,
         on_recycle: Callable[[bool], None] = lambda usable: None,
         on_death: OnDeath | None = None,
     ) -> None:
         self._liveness = liveness
-        on_fewer: Callable[[Collection[str]], None] = lambda names: None,
         self._using = using
+        self._on_fewer = on_fewer
         # Did the last claim find less than there was room for? Set by who feeds this.
         self.is_hungry = True
         # How many runs were written, by the status that their rows got.
         self.ended: Counter[str] = Counter()
-        self._on_fewer = on_fewer
         self._announcer = Announcer(on_death=on_death)
         self._finisher = Finisher(using=using, tell=self._tell, is_quiet=self._is_quiet, on_death=on_death)
         self._pool = Pool(slots, on_ended=self._finisher.put, on_free=on_free, on_recycle=on_recycle, on_death=on_death)
@@ -133,12 +137,12 @@ class Engine:
     def _tell(self, ended: Sequence[tuple[Run, Status, datetime]]) -> None:
         self.ended.update(status.value for _, status, _ in ended)
         self._announcer.tell(ended)
+        if fewer := {run.job.name for run, _, _ in ended if run.job.concurrency is not None}:
+            self._on_fewer(fewer)
 
     def _run_of(self, row: JobExecution) -> Run:
         job = registry.get(row.job_name)
         run = Run(row, job, worker=self._liveness.label)
-        if fewer := {run.job.name for run, _, _ in ended if run.job.concurrency is not None}:
-            self._on_fewer(fewer)
         if job.atomic:
             run.finish_inside = recorder(run, self._using)
             run.settle = settler(run, self._using)
