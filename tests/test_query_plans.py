@@ -16,10 +16,10 @@ import pytest
 from django.db import connection, transaction
 
 from django_jobs import registry, retention, transitions
-from django_jobs.admin.figures import collect
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
+from django_jobs.reading.figures import collect
 from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.surplus import Surplus
 from django_jobs.states import Status

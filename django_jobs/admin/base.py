@@ -12,6 +12,7 @@ from django.utils.text import capfirst
 
 from django_jobs.admin.banner import outages
 from django_jobs.models import jobs_alias
+from django_jobs.reading.figures import COUNTED
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -23,8 +24,6 @@ else:
     # At run time they take no parameters.
     ModelAdmin = admin.ModelAdmin
     BasePaginator = Paginator
-
-COUNTED = 10_000
 
 
 class BoundedPaginator(BasePaginator):

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_jobs import services
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.reading.reasons import reasons, short_reason
 from django_jobs.services import Report
 from django_jobs.states import Status
 
@@ -33,7 +34,6 @@ LISTED = 1_000
 BATCH = 500
 # Rows with keys go one by one; a proxy waits for half a minute, as a rule.
 BUDGET = 15.0
-REASONS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +132,3 @@ def log(request: HttpRequest, rows: list[JobExecution], flag: int, message: str)
     """Write one history entry per row, as the admin does for its own actions."""
     if rows and request.user.is_authenticated:
         LogEntry.objects.log_actions(request.user.pk, rows, flag, message)
-
-
-def short_reason(row: JobExecution, reason: str) -> str:
-    """Return why a row was left out without the row's own name, so that equal reasons count together."""
-    _subject, separator, why = reason.removeprefix(str(row)).partition(": ")
-    return (why if separator else reason).strip().rstrip(".")
-
-
-def reasons(skipped: Counter[str]) -> str:
-    """Return the most frequent reasons with their counts."""
-    shown = [f"{count} × {why}" for why, count in skipped.most_common(REASONS_SHOWN)]
-    if rest := skipped.total() - sum(count for _why, count in skipped.most_common(REASONS_SHOWN)):
-        shown.append(_("%(n)d for other reasons") % {"n": rest})
-    return "; ".join(shown)

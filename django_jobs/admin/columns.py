@@ -10,8 +10,9 @@ from django.utils.html import escape, format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
 from django_jobs import clock, registry
-from django_jobs.admin import detail, formatting
+from django_jobs.admin.formatting import ago, badge
 from django_jobs.models import jobs_alias
+from django_jobs.reading import detail, words
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -35,7 +36,7 @@ class ExecutionColumns:
 
     @admin.display(description=_("status"))
     def state(self, obj: JobExecution) -> str:
-        return formatting.badge(obj, now(obj))
+        return badge(obj, now(obj))
 
     @admin.display(description=_("job"))
     def job(self, obj: JobExecution) -> str:
@@ -48,8 +49,8 @@ class ExecutionColumns:
         # What is as usual goes without saying: these are the columns that fit beside the filters.
         unusual = [
             _("queue %s") % obj.queue if obj.queue != "default" else "",
-            _("%s priority") % formatting.priority(obj) if obj.priority else "",
-            _("key %s") % formatting.shortened(obj.key) if obj.key else "",
+            _("%s priority") % words.priority(obj) if obj.priority else "",
+            _("key %s") % words.shortened(obj.key) if obj.key else "",
         ]
         notes = format_html_join("", '<span class="dj-note">{}</span>', ((note,) for note in unusual if note))
         return format_html("{} {}", self.job(obj), notes)
@@ -60,11 +61,11 @@ class ExecutionColumns:
 
     @admin.display(description=_("age"))
     def age(self, obj: JobExecution) -> str:
-        return formatting.ago(obj.created_at, now(obj))
+        return ago(obj.created_at, now(obj))
 
     @admin.display(description=_("duration"))
     def took(self, obj: JobExecution) -> str:
-        return formatting.run_time(obj, now(obj))
+        return words.run_time(obj, now(obj))
 
     @admin.display(description=_("queue"))
     def queue_name(self, obj: JobExecution) -> str:
@@ -72,58 +73,58 @@ class ExecutionColumns:
 
     @admin.display(description=_("priority"))
     def priority_word(self, obj: JobExecution) -> str:
-        return formatting.priority(obj)
+        return words.priority(obj)
 
     @admin.display(description=_("pushed by"))
     def who(self, obj: JobExecution) -> str:
-        return formatting.who(obj)
+        return words.who(obj)
 
     @admin.display(description=_("description"))
     def description(self, obj: JobExecution) -> str:
         job = registry.find(obj.job_name)
         # Also when somebody marked it as safe: it is text here.
-        return escape(job.description) if job else formatting.EMPTY
+        return escape(job.description) if job else words.EMPTY
 
     @admin.display(description=_("worker"))
     def last_worker(self, obj: JobExecution) -> str:
         if obj.worker_id is None:
-            return formatting.EMPTY
+            return words.EMPTY
         return detail.worker_names({str(obj.worker_id)}, obj).get(str(obj.worker_id), str(obj.worker_id))
 
     @admin.display(description=_("created"))
     def created(self, obj: JobExecution) -> str:
-        return formatting.moment(obj.created_at)
+        return words.moment(obj.created_at)
 
     @admin.display(description=_("due"))
     def due(self, obj: JobExecution) -> str:
-        return formatting.moment(obj.scheduled_at)
+        return words.moment(obj.scheduled_at)
 
     @admin.display(description=_("cron tick"))
     def tick(self, obj: JobExecution) -> str:
-        return formatting.moment(obj.tick_at)
+        return words.moment(obj.tick_at)
 
     @admin.display(description=_("started"))
     def started(self, obj: JobExecution) -> str:
-        return formatting.moment(obj.started_at)
+        return words.moment(obj.started_at)
 
     @admin.display(description=_("completed"))
     def completed(self, obj: JobExecution) -> str:
-        return formatting.moment(obj.completed_at)
+        return words.moment(obj.completed_at)
 
     @admin.display(description=_("cancel asked for"))
     def cancel_asked(self, obj: JobExecution) -> str:
-        return formatting.moment(obj.cancel_requested_at)
+        return words.moment(obj.cancel_requested_at)
 
     @admin.display(description=_("retried"))
     def retried(self, obj: JobExecution) -> str:
         if obj.retried_at is None:
-            return formatting.EMPTY
-        return f"{formatting.moment(obj.retried_at)} {obj.retried_by_name}"
+            return words.EMPTY
+        return f"{words.moment(obj.retried_at)} {obj.retried_by_name}"
 
     @admin.display(description=_("copy of"))
     def copy_of(self, obj: JobExecution) -> str:
         if obj.copied_from is None:
-            return formatting.EMPTY
+            return words.EMPTY
         return format_html('<a href="{}">{}</a>', self.url(obj.copied_from), obj.copied_from)
 
 

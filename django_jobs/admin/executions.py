@@ -17,12 +17,14 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from django_jobs import registry
-from django_jobs.admin import bulk, detail, listing
+from django_jobs.admin import bulk, listing
 from django_jobs.admin.base import ReadOnlyAdmin
 from django_jobs.admin.columns import ExecutionColumns
 from django_jobs.admin.operations import OPERATIONS, Operation
 from django_jobs.exceptions import JobsError
 from django_jobs.models import JobExecution
+from django_jobs.reading import detail
+from django_jobs.reading.listing import search
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -82,7 +84,7 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
     ) -> tuple[ExecutionQuerySet, bool]:
         if not search_term.strip():
             return queryset, False
-        return listing.search(queryset, search_term, request.GET.get("organization_id")), False
+        return search(queryset, search_term, request.GET.get("organization_id")), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         job = registry.find(request.GET.get("job_name", ""))

@@ -1,10 +1,8 @@
-"""The list of executions: which columns are read, in which order, how it is filtered and searched."""
+"""The list of executions in the admin: its order, its filters, and what an address may ask for."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
@@ -12,41 +10,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_jobs import registry
-from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution
-from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.reading.listing import COLUMNS, PARKED, edge, of_status
+from django_jobs.reading.queues import named_queues
 from django_jobs.states import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.http import HttpRequest
-
-
-# Neither payload, logs, errors nor results: of a hundred rows they can be megabytes.
-COLUMNS = (
-    "id",
-    "job_name",
-    "queue",
-    "status",
-    "rank",
-    "key",
-    "organization_id",
-    "attempt",
-    "max_attempts",
-    "scheduled_at",
-    "tick_at",
-    "parked_reason",
-    "created_at",
-    "started_at",
-    "completed_at",
-    "cancel_requested_at",
-    "triggered_by_name",
-)
-
-
-# No index serves some filters: they look at the newest rows of the asked status, however large the table.
-WINDOW = 50_000
 
 
 class ExecutionChangeList(ChangeList):
@@ -89,11 +61,10 @@ class _WindowFilter(_ValueFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         if self.value() is not None and not request.GET.get(SEARCH_VAR):
-            rows = of_status(JobExecution.objects.using(queryset.db), request.GET.get("status"))
-            edge = rows.order_by("-pk").values_list("pk", flat=True)[WINDOW : WINDOW + 1].first()
-            if edge is not None:
+            above = edge(request.GET.get("status"), using=queryset.db)
+            if above is not None:
                 self.is_cut = True
-                queryset = queryset.filter(pk__gt=edge)
+                queryset = queryset.filter(pk__gt=above)
         return super().queryset(request, queryset)
 
 
@@ -104,19 +75,10 @@ class StatusFilter(admin.SimpleListFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [*Status.choices, ("parked", _("parked"))]
+        return [*Status.choices, (PARKED, _("parked"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return of_status(queryset, self.value())
-
-
-def of_status(rows: ExecutionQuerySet, value: str | None) -> ExecutionQuerySet:
-    """Return the rows with this value of the status filter; all of them for None."""
-    if value is None:
-        return rows
-    if value == "parked":
-        return rows.parked()
-    return rows.filter(status=value) if value in Status.values else rows.none()
 
 
 class JobFilter(_ValueFilter):
@@ -136,7 +98,7 @@ class QueueFilter(_WindowFilter):
     parameter_name = "queue"
 
     def choices_known(self) -> Iterable[str]:
-        return {"default", *(job.queue for job in registry.all_jobs()), *(get_settings().queues or ())}
+        return named_queues()
 
 
 class OrganizationFilter(_WindowFilter):
@@ -150,27 +112,6 @@ class OrganizationFilter(_WindowFilter):
 
 
 FILTERS = (StatusFilter, JobFilter, QueueFilter, OrganizationFilter)
-
-
-def search(rows: ExecutionQuerySet, term: str, organization_id: str | None) -> ExecutionQuerySet:
-    """Return the rows whose key is exactly `term`, else those whose id is, or begins with, it; by index in any case."""
-    term = term.strip()
-    keyed = rows.with_key(organization_id, term)
-    bounds = id_bounds(term)
-    if bounds is None or keyed.order_by().values("pk")[:1].exists():
-        return keyed
-    return rows.filter(pk__gte=bounds[0], pk__lte=bounds[1])
-
-
-def id_bounds(term: str) -> tuple[UUID, UUID] | None:
-    """Return the lowest and highest id that begin with `term`; None when it is too short or no id at all."""
-    digits = term.replace("-", "").lower()
-    if not re.fullmatch(r"[0-9a-f]{6,32}", digits):
-        return None
-    # Version and variant stay those of a time-ordered id: MariaDB sorts ids of other versions differently.
-    low, high = list("0" * 12 + "7" + "0" * 3 + "8" + "0" * 15), list("f" * 12 + "7" + "f" * 3 + "b" + "f" * 15)
-    low[: len(digits)] = high[: len(digits)] = digits
-    return UUID("".join(low)), UUID("".join(high))
 
 
 def lookup_is_allowed(lookup: str) -> bool:

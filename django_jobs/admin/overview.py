@@ -1,36 +1,29 @@
-"""The lines of the page of jobs: what the code says of each job, and what the tables know of it."""
+"""The page of jobs in words: what reading.overview knows, with the addresses and buttons of the page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from django.db.models import Q
 from django.utils.html import escape
-from django.utils.translation import gettext_lazy as _
 
-from django_jobs import clock, registry
 from django_jobs.admin import formatting
-from django_jobs.admin.figures import KEPT, Figure, Figures, collect, names
-from django_jobs.admin.queues import QueueLine, queue_lines
-from django_jobs.models import JobExecution, JobState
-from django_jobs.states import Parked, Skip, Status
+from django_jobs.reading import words
+from django_jobs.reading.overview import FINISHED, LIVE, JobFacts, Kind, read_overview
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from django_jobs.definition import Job
+    from django_jobs.models import JobExecution, JobState
+    from django_jobs.reading.figures import Figure
+    from django_jobs.reading.queues import QueueFacts
 
 # Names that nobody registered: each is one line, and there may be any number.
 LISTED = 50
-# The kinds of live rows, with the word for a row and the list's filter.
-LIVE = (
-    *((status.value, status.label, status.value) for status in (Status.RUNNING, Status.PENDING, Status.SCHEDULED)),
-    ("parked", _("parked"), "parked"),
-    (Parked.UNKNOWN.value, _("parked: no worker knows the job"), "parked"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +37,27 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One registered job, in words; the template writes them down."""
+    """One registered job; the template writes it down."""
 
-    job: Job[...]
+    facts: JobFacts
     # Its executions.
     url: str
-    state: JobState | None
-    # The state that holds its pause: one of an old name, if it was paused before it was renamed.
-    pause: JobState | None
-    last: JobExecution | None
     live: list[Count]
     kept: list[Count]
-    now: datetime
     # May the person who looks run it?
     may_run: bool
+
+    @property
+    def job(self) -> Job[...]:
+        return self.facts.job
+
+    @property
+    def pause(self) -> JobState | None:
+        return self.facts.pause
+
+    @property
+    def last(self) -> JobExecution | None:
+        return self.facts.last
 
     @property
     def description(self) -> str:
@@ -66,33 +66,32 @@ class Line:
 
     @property
     def next_run(self) -> datetime | None:
-        """The next tick, whether or not it will be skipped; None for pushed jobs."""
-        return self.job.cron.next_after(self.now) if self.job.cron else None
+        return self.facts.next_run
 
     @property
     def next_moment(self) -> str:
-        return formatting.moment(self.next_run)
+        return words.moment(self.next_run)
 
     @property
     def next_in(self) -> str:
-        return formatting.short_duration(self.next_run - self.now) if self.next_run else ""
+        return words.short_duration(self.next_run - self.facts.now) if self.next_run else ""
 
     @property
     def priority(self) -> str:
-        return formatting.priority_word(self.job.priority)
+        return words.priority_word(self.job.priority)
 
     @property
     def timeout(self) -> str:
         limit = self.job.effective_timeout
-        return "" if limit is None else formatting.short_duration(timedelta(seconds=limit))
+        return "" if limit is None else words.short_duration(timedelta(seconds=limit))
 
     @property
     def outcome(self) -> str:
-        return formatting.badge(self.last, self.now) if self.last else ""
+        return formatting.badge(self.last, self.facts.now) if self.last else ""
 
     @property
     def ended(self) -> str:
-        return formatting.ago(self.last.completed_at, self.now) if self.last and self.last.completed_at else ""
+        return formatting.ago(self.last.completed_at, self.facts.now) if self.last and self.last.completed_at else ""
 
     @property
     def is_paused(self) -> bool:
@@ -100,20 +99,19 @@ class Line:
 
     @property
     def paused_since(self) -> str:
-        return formatting.moment(self.pause.paused_at) if self.pause else ""
+        return words.moment(self.pause.paused_at) if self.pause else ""
 
     @property
     def skips(self) -> str:
-        return str(self.state.skips) if self.state and self.state.skips else ""
+        return str(self.facts.state.skips) if self.facts.state and self.facts.state.skips else ""
 
     @property
     def last_skip(self) -> str:
-        return formatting.moment(self.state.last_skip_at) if self.state else ""
+        return words.moment(self.facts.state.last_skip_at) if self.facts.state else ""
 
     @property
     def why_skipped(self) -> Any:
-        reason = self.state.last_skip_reason if self.state else ""
-        return Skip(reason).label if reason in Skip.values else reason
+        return self.facts.why_skipped
 
     @property
     def has_button(self) -> bool:
@@ -122,11 +120,39 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLine:
+    """One queue; the template writes it down."""
+
+    facts: QueueFacts
+    # The list of its pending executions.
+    url: str
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def pending(self) -> Figure:
+        return self.facts.pending
+
+    @property
+    def is_paused(self) -> bool:
+        return self.facts.pause is not None
+
+    @property
+    def paused_since(self) -> str:
+        return words.moment(self.facts.pause.paused_at) if self.facts.pause else ""
+
+    @property
+    def paused_by(self) -> str:
+        return self.facts.pause.paused_by_name if self.facts.pause else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """Everything the page shows below its title."""
 
     lines: list[Line]
-    # Names in rows that no worker knows and nothing here is called, with how many of their rows wait.
     nameless: list[tuple[str, Count]]
     has_more_nameless: bool
     queues: list[QueueLine]
@@ -138,52 +164,31 @@ def overview(jobs: Sequence[Job[...]], *, using: str, list_url: str, may_run: bo
     def listed(**query: str) -> str:
         return f"{list_url}?{urlencode(query)}"
 
-    def counts(job: Job[...], kinds: Sequence[tuple[str, Any, str]]) -> list[Count]:
-        return [
-            Count(figure=figure, word=word, url=listed(job_name=job.name, status=status))
-            for kind, word, status in kinds
-            if (figure := figures.of(job, kind))
-        ]
-
-    now = clock.now(using)
-    figures = collect(jobs, using=using)
-    states = JobState.objects.using(using).in_bulk([name for job in jobs for name in names(job)])
-    last = _last(jobs, figures, using)
-    lines = [
-        Line(
-            job=job,
-            url=listed(job_name=job.name),
-            state=states.get(job.name),
-            pause=next((s for name in names(job) if (s := states.get(name)) is not None and s.paused_at), None),
-            last=last.get(job.name),
-            live=counts(job, LIVE),
-            kept=counts(job, [(kind, Status(kind).label, kind) for kind in KEPT]),
-            now=now,
-            may_run=may_run,
-        )
-        for job in jobs
-    ]
+    found = read_overview(jobs, using=using)
     nameless = [
         (name, Count(figure=figure, word="", url=listed(job_name=name, status="parked")))
-        for name, figure in figures.unknown().items()
-        if registry.find(name) is None
+        for name, figure in found.nameless.items()
     ]
     return Overview(
-        lines=lines,
+        lines=[
+            Line(
+                facts=facts,
+                url=listed(job_name=facts.job.name),
+                live=_counts(facts, LIVE, listed),
+                kept=_counts(facts, FINISHED, listed),
+                may_run=may_run,
+            )
+            for facts in found.jobs
+        ],
         nameless=nameless[:LISTED],
         has_more_nameless=len(nameless) > LISTED,
-        queues=queue_lines(figures, using=using, listed=listed),
+        queues=[QueueLine(facts=facts, url=listed(queue=facts.name, status="pending")) for facts in found.queues],
     )
 
 
-def _last(jobs: Sequence[Job[...]], figures: Figures, using: str) -> dict[str, JobExecution]:
-    """Return the execution of each job that ended last, by the job's name; each is found by the retention index."""
-    wanted = {ending: job.name for job in jobs if (ending := figures.last(job)) is not None}
-    if not wanted:
-        return {}
-    each = Q()
-    for ended, status, name in wanted:
-        each |= Q(job_name=name, status=status, completed_at=ended)
-    rows = JobExecution.objects.using(using).filter(each)
-    columns = ("pk", "job_name", "status", "started_at", "completed_at")
-    return {wanted[row.completed_at, row.status, row.job_name]: row for row in rows.only(*columns)}
+def _counts(facts: JobFacts, kinds: Sequence[Kind], listed: Callable[..., str]) -> list[Count]:
+    return [
+        Count(figure=figure, word=kind.word, url=listed(job_name=facts.job.name, status=kind.listed_as))
+        for kind in kinds
+        if (figure := facts.counts.get(kind))
+    ]

@@ -14,9 +14,10 @@ from django.utils.translation import gettext_lazy, pgettext
 
 from django_jobs import clock
 from django_jobs.admin.base import ReadOnlyAdmin
-from django_jobs.admin.formatting import EMPTY, ago, moment, short_duration
+from django_jobs.admin.formatting import ago
 from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker, jobs_alias
+from django_jobs.reading.words import EMPTY, moment, short_duration
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from django_jobs import registry
-from django_jobs.admin import detail, formatting
 from django_jobs.definition import job
 from django_jobs.models import JobExecution
 from django_jobs.options import Keep
+from django_jobs.reading import detail, words
 from tests.admin.support import Admin, ids_shown, page, read
 from tests.factories import JobExecutionFactory, WorkerFactory
 
@@ -177,14 +177,14 @@ def test_times_are_local_with_the_name_of_their_zone(settings: Any) -> None:
 
     first, second = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
 
-    assert formatting.moment(first) == "2026-10-25 02:30:00 CEST"
-    assert formatting.moment(second) == "2026-10-25 02:30:00 CET"
+    assert words.moment(first) == "2026-10-25 02:30:00 CEST"
+    assert words.moment(second) == "2026-10-25 02:30:00 CET"
 
 
 def test_without_time_zones_instants_are_shown_as_utc(settings: Any) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Paris"
 
-    assert formatting.moment(datetime(2026, 10, 25, 0, 30, tzinfo=UTC)) == "2026-10-25 00:30:00 UTC"
+    assert words.moment(datetime(2026, 10, 25, 0, 30, tzinfo=UTC)) == "2026-10-25 00:30:00 UTC"
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_without_time_zones_instants_are_shown_as_utc(settings: Any) -> None:
 def test_durations_are_short(seconds: float, text: str) -> None:
     from datetime import timedelta
 
-    assert formatting.short_duration(timedelta(seconds=seconds)) == text
+    assert words.short_duration(timedelta(seconds=seconds)) == text
 
 
 def test_an_instant_that_is_none_is_left_as_it_is() -> None:
-    assert formatting.parsed_moment("yesterday") == "yesterday"
-    assert formatting.parsed_moment("2026-01-01") == "2026-01-01"
+    assert words.parsed_moment("yesterday") == "yesterday"
+    assert words.parsed_moment("2026-01-01") == "2026-01-01"
 
 
 def test_progress_without_a_total_has_no_bar() -> None:

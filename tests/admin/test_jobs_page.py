@@ -15,11 +15,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.safestring import mark_safe
 
 from django_jobs import clock, registry
-from django_jobs.admin import base, overview
-from django_jobs.admin.figures import UNKNOWN
+from django_jobs.admin import overview
 from django_jobs.admin.jobs import PER_PAGE
 from django_jobs.definition import job
 from django_jobs.models import JobExecution, JobState, jobs_alias
+from django_jobs.reading import figures as counting
+from django_jobs.reading.figures import UNKNOWN
 from django_jobs.states import Status
 from tests.admin.support import LIST, Admin, page, read, said
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
@@ -146,7 +147,7 @@ def test_a_figure_links_to_the_list_of_just_these_rows(admin: Admin) -> None:
 
 
 def test_counting_stops_at_a_bound_and_says_so(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "COUNTED", 3)
+    monkeypatch.setattr(counting, "COUNTED", 3)
     for _ in range(4):
         JobExecutionFactory(job_name="shop.count", ok=True)
     for _ in range(3):
@@ -159,7 +160,7 @@ def test_counting_stops_at_a_bound_and_says_so(admin: Admin, monkeypatch: pytest
 
 def test_live_rows_are_counted_together_up_to_the_bound(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     """One job's flood may hide another's few rows: then no number pretends to be exact."""
-    monkeypatch.setattr(base, "COUNTED", 3)
+    monkeypatch.setattr(counting, "COUNTED", 3)
     JobExecutionFactory(job_name="shop.receipt")
     for _ in range(3):
         JobExecutionFactory(job_name="shop.count")

@@ -9,10 +9,11 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_jobs import registry
-from django_jobs.admin import base, listing
+from django_jobs.admin import base
 from django_jobs.definition import job
 from django_jobs.fields import uuid7
 from django_jobs.models import jobs_alias
+from django_jobs.reading import listing
 from tests.admin.support import Admin, ids_shown, page, read
 from tests.factories import JobExecutionFactory, QueueStateFactory
 

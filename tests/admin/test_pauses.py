@@ -10,9 +10,9 @@ import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 
 from django_jobs import pauses, registry
-from django_jobs.admin import base
 from django_jobs.definition import job
 from django_jobs.models import JobState, QueueState
+from django_jobs.reading import figures
 from tests.admin.support import LIST, Admin, read, said
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 
@@ -147,7 +147,7 @@ def test_queues_are_listed_with_what_waits_in_them(admin: Admin, settings: Any) 
 
 
 def test_what_waits_in_queues_is_counted_up_to_a_bound(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "COUNTED", 3)
+    monkeypatch.setattr(figures, "COUNTED", 3)
     for _ in range(4):
         JobExecutionFactory(job_name="shop.mail", queue="mail")
 

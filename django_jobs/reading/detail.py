@@ -1,4 +1,4 @@
-"""What the page of one execution shows below its facts: payload, result, errors and logs, as plain data."""
+"""What is shown of one execution below its facts: payload, result, errors and logs, as plain data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from uuid import UUID
 from django.utils.translation import gettext as _
 
 from django_jobs import registry
-from django_jobs.admin.formatting import parsed_moment, pretty_json
 from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker
+from django_jobs.reading.words import parsed_moment, pretty_json
 from django_jobs.states import Status
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How many executions the jobs of one page have, by status: one statement, whose cost has a bound."""
+"""How many executions jobs have, by status: one statement, whose cost has a bound; for reading.overview."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.models import Q
 
-from django_jobs.admin import base
 from django_jobs.models import JobExecution
 from django_jobs.states import Parked, Status
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from django_jobs.definition import Job
     from django_jobs.querysets import ExecutionQuerySet
 
+# Beyond so many rows the answer is "more": a full count of a large table takes seconds.
+COUNTED = 10_000
 KEPT = (Status.OK.value, Status.ERROR.value, Status.CANCELLED.value)
 # Rows of a job that no live worker knows are counted apart, so that rows parked for other reasons do not hide them.
 UNKNOWN = Parked.UNKNOWN.value
@@ -99,11 +100,11 @@ def collect(jobs: Iterable[Job[...]], *, using: str) -> Figures:
 
 def _read(found: list[tuple[Any, ...]], live: Iterable[str], using: str) -> Figures:
     counted = {kind: sum(count for _name, each, count, _ended in found if each == kind) for kind in live}
-    cut = frozenset(kind for kind, count in counted.items() if count > base.COUNTED)
+    cut = frozenset(kind for kind, count in counted.items() if count > COUNTED)
     figures, instant = Figures(cut=cut), _converter(using)
     for name, kind, count, ended in found:
-        is_cut = kind in cut or count > base.COUNTED
-        figures.counts[name, kind] = Figure(min(count, base.COUNTED), is_cut)
+        is_cut = kind in cut or count > COUNTED
+        figures.counts[name, kind] = Figure(min(count, COUNTED), is_cut)
         if ended is not None:
             end = (instant(ended), kind)
             figures.ends[name] = max(figures.ends.get(name, end), end)
@@ -142,7 +143,7 @@ def _grouped(kind: str, rows: ExecutionQuerySet, using: str) -> Statement:
 
 
 def _bounded(rows: Any, using: str) -> Statement:
-    sql, params = rows[: base.COUNTED + 1].query.get_compiler(using).as_sql()
+    sql, params = rows[: COUNTED + 1].query.get_compiler(using).as_sql()
     return sql, list(params)
 
 

@@ -1,0 +1,39 @@
+"""What is known of each queue: how much waits in it, and whether it is paused; for reading.overview."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django_jobs import registry
+from django_jobs.conf import get_settings
+from django_jobs.models import QueueState
+
+if TYPE_CHECKING:
+    from django_jobs.reading.figures import Figure, Figures
+
+# Queues that no code names may be any number.
+LISTED = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFacts:
+    """One queue."""
+
+    name: str
+    pending: Figure
+    # None while it is not paused.
+    pause: QueueState | None
+
+
+def named_queues() -> set[str]:
+    """Return the queues that jobs or the settings name."""
+    return {"default", *(job.queue for job in registry.all_jobs()), *(get_settings().queues or ())}
+
+
+def queue_facts(figures: Figures, *, using: str) -> list[QueueFacts]:
+    """Return the queues that jobs or the settings name, that are paused, or in which something waits; one query."""
+    paused = QueueState.objects.using(using).filter(paused_at__isnull=False).order_by("queue")
+    pauses = {state.queue: state for state in paused[:LISTED]}
+    names = {*named_queues(), *pauses, *sorted(figures.queues())[:LISTED]}
+    return [QueueFacts(name=name, pending=figures.in_queue(name), pause=pauses.get(name)) for name in sorted(names)]
