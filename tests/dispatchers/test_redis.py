@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_jobs.dispatchers.redis import RedisDispatcher, hints, keys
+from django_jobs.dispatchers.redis import RedisDispatcher, hints, keys, upkeep
 from django_jobs.fields import uuid7
 from tests.dispatchers.contract import DispatcherContract, when_ready
 from tests.redis_servers import RedisServer, use_cache
@@ -127,6 +127,9 @@ def test_a_queue_that_nobody_serves_keeps_a_bounded_number_of_ids_for_a_bounded_
     for _ in range(3):
         dispatcher.hint("mail", [uuid7() for _ in range(1500)])
     assert len(left_of(redis_server)) == keys.MOST
+    for _ in range(250):
+        dispatcher.hint("mail", [uuid7()])
+    assert len(left_of(redis_server)) <= keys.MOST + upkeep.PORTION
     with redis_server.client() as client:
         assert client.ttl(MAIL) > 0
         assert client.ttl(":1:{django_jobs}:queues") > 0
@@ -162,6 +165,18 @@ def test_a_worker_for_any_queue_survives_the_loss_of_every_key(
         before = taker.calls
         dispatcher.hint("default", [uuid7()])
         wait_for(lambda before=before: taker.calls > before, 5, "it is woken")
+
+
+def test_what_is_kept_for_a_queue_is_seen_to_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    due = upkeep.Upkeep()
+    asked = [due.is_due("mail", 40) for _ in range(6)]
+    assert asked == [True, False, False, True, False, False]
+    assert due.is_due("sms", 1)
+    monkeypatch.setattr(upkeep, "INTERVAL", -1.0)
+    assert [due.is_due("chat", 1) for _ in range(3)] == [True, True, True]
+    monkeypatch.setattr(upkeep, "QUEUES", 10)
+    assert all(due.is_due(f"queue {number}", 1) for number in range(50))
+    assert len(due._good) <= 12
 
 
 def test_keys_and_channel_carry_prefix_and_version_of_the_cache(redis_server: RedisServer, settings: Settings) -> None:

@@ -15,6 +15,7 @@ from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, Keys, score
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.subscription import RedisSubscription
+from django_jobs.dispatchers.redis.upkeep import Upkeep
 
 T = TypeVar("T")
 
@@ -48,10 +49,14 @@ class RedisDispatcher(Dispatcher):
         if not ids:
             return
         key, at = self._keys.queue(queue), score(priority)
+        members = {str(id_): at for id_ in ids[:MOST]}
 
         def send(process: _Process) -> None:
+            if not process.upkeep.is_due(queue, len(members)):
+                process.client.zadd(key, members)
+                return
             pipe = process.client.pipeline(transaction=False)
-            pipe.zadd(key, {str(id_): at for id_ in ids[:MOST]})
+            pipe.zadd(key, members)
             pipe.zremrangebyrank(key, MOST, -1)
             pipe.expire(key, LIFETIME)
             pipe.sadd(self._keys.queues, queue)
@@ -131,4 +136,5 @@ class _Process:
         self.pid = os.getpid()
         self.client = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT, retries=1)
         self.breaker = Breaker()
+        self.upkeep = Upkeep()
         self.subscriptions: set[RedisSubscription] = set()

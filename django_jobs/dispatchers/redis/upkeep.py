@@ -1,0 +1,29 @@
+"""When to do, for a queue, what need not be done at each push: bounds, lifetimes and the list of queues."""
+
+from __future__ import annotations
+
+import time
+
+# After so many seconds, or so many ids of this process, whichever comes first.
+INTERVAL = 1.0
+PORTION = 100
+# Queues that are remembered; with more of them it is done more often than it needs to.
+QUEUES = 1000
+
+
+class Upkeep:
+    """Remembers when it was done; a race between threads does it once more."""
+
+    def __init__(self) -> None:
+        # By queue: until when, by the monotonic clock, and for how many ids it need not be done.
+        self._good: dict[str, tuple[float, int]] = {}
+
+    def is_due(self, queue: str, added: int) -> bool:
+        """Return whether to do it with these ids; then it counts as done."""
+        now = time.monotonic()
+        until, left = self._good.get(queue, (now, 0))
+        is_due = now >= until or added > left
+        if len(self._good) > QUEUES:
+            self._good.clear()
+        self._good[queue] = (now + INTERVAL, PORTION) if is_due else (until, left - added)
+        return is_due
