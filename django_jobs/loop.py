@@ -12,6 +12,8 @@ from typing import Protocol
 
 from django.db import connections
 
+from django_jobs.pooling import bypass_pool
+
 logger = logging.getLogger("django_jobs.loop")
 
 # Long enough to leave a database that is down alone, short enough to be back soon after it.
@@ -29,14 +31,19 @@ class Tick(Protocol):
 OnDeath = Callable[[BaseException], None]
 
 
-def start_thread(run: Callable[[], None], *, name: str, on_death: OnDeath | None = None) -> threading.Thread:
+def start_thread(
+    run: Callable[[], None], *, name: str, on_death: OnDeath | None = None, for_handlers: bool = False
+) -> threading.Thread:
     """Start a daemon thread of ours: it closes its connections at its end, and does not end in silence.
 
-    Raises RuntimeError when the system has no thread left.
+    Where a database has a pool, only a thread for handlers uses it. Raises RuntimeError when the system has no thread
+    left.
     """
 
     def watched() -> None:
         try:
+            if not for_handlers:
+                bypass_pool()
             run()
         except BaseException as error:
             logger.critical("%s stopped working", name, exc_info=True)

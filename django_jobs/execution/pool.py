@@ -162,7 +162,8 @@ class Pool:
         self.ladder.wake()
 
     def _start_slot(self) -> None:
-        thread = start_thread(self._slot, name=f"slot {len(self._threads) + 1}", on_death=self._on_death)
+        name = f"slot {len(self._threads) + 1}"
+        thread = start_thread(self._slot, name=name, on_death=self._on_death, for_handlers=True)
         self._threads[thread.ident or 0] = thread
 
     def _slot(self) -> None:

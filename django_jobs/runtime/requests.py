@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -39,6 +40,10 @@ def end_at_once(number: int) -> None:
     os._exit(128 + number)
 
 
+# Who has taken signals in this process.
+_takers: weakref.WeakSet[Requests] = weakref.WeakSet()
+
+
 class Requests:
     """Takes requests from any thread and from signal handlers; the first one counts.
 
@@ -51,6 +56,8 @@ class Requests:
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._first: Request | None = None
         self._signals = 0
+        # The handlers of before, by the signal.
+        self._previous: dict[signal.Signals, Any] = {}
         # While nothing is under way a signal ends the process at once.
         self.is_starting = True
         # Were the signal handlers installed, so that this process is ours to end?
@@ -80,6 +87,13 @@ class Requests:
             return later
         return None
 
+    def give_back(self) -> None:
+        """Take no more signals."""
+        self.has_signals = False
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
         """Take signals as requests; in the main thread only, elsewhere Python does not let us."""
@@ -89,14 +103,13 @@ class Requests:
         # A hangup that is ignored stays so: nohup asks for that.
         is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         taken = [number for number in SIGNALS if not (is_detached and number == signal.SIGHUP)]
-        previous = {number: signal.signal(number, self._on_signal) for number in taken}
+        self._previous = {number: signal.signal(number, self._on_signal) for number in taken}
+        _takers.add(self)
         self.has_signals = True
         try:
             yield
         finally:
-            self.has_signals = False
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self.give_back()
 
     def let_in(self) -> None:
         """Take signals that whoever started this process has held back; may raise StopNow at once."""
@@ -113,3 +126,9 @@ class Requests:
         self.put(Request(reason=signal.Signals(number).name))
         if self.is_starting:
             raise StopNow
+
+
+def give_back_signals() -> None:
+    """Have signals do in this process what they did before anybody took them."""
+    for taker in list(_takers):
+        taker.give_back()

@@ -19,7 +19,9 @@ from django_jobs.conf import get_settings
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
+from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child, when_supervisor_is_gone
+from django_jobs.runtime.forks import part_at_forks
 from django_jobs.runtime.health import Health
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
@@ -140,6 +142,9 @@ class Runner:
     def _prepare(self) -> Parts:
         """Find the database and make the parts; a signal may end this anywhere."""
         refuse_transaction(self._using)
+        if self._requests.has_signals:
+            part_at_forks()
+            bypass_pool()
         wait_for_database(self._using, self._say, patience=min(PATIENCE, self._options.max_time or PATIENCE))
         parts = Parts.make(
             self._options,

@@ -19,6 +19,7 @@ from django_jobs.exceptions import DefinitionError
 from django_jobs.execution.liveness import package_version
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
 from django_jobs.options import queue as checked_queue
+from django_jobs.pooling import bypass_pool, pool_size
 from django_jobs.runtime.limits import Limits
 from django_jobs.schedules import configured
 
@@ -168,6 +169,7 @@ def _try(using: str, deadline: float) -> str | None:
 
     def connect() -> None:
         try:
+            bypass_pool()
             with connections[using].cursor() as cursor:
                 cursor.execute("SELECT 1")
             results.append(None)
@@ -224,7 +226,17 @@ def welcome(options: Options, using: str) -> list[str]:
         known = {job.queue for job in jobs}
         if unused := sorted(set(options.served or ()) - known):
             lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
+        lines += _small_pools(options.concurrency)
     return [*lines, f"database: {using} ({connections[using].display_name}); {_wake_up(settings)}"]
+
+
+def _small_pools(slots: int) -> list[str]:
+    return [
+        f"the pool of the database {alias!r} has {size} connections for {slots} slots: handlers that use it wait for "
+        f"each other; give it OPTIONS['pool'] = {{'max_size': {slots}}} or more"
+        for alias in connections
+        if (size := pool_size(alias)) is not None and size < slots
+    ]
 
 
 def _wake_up(settings: Settings) -> str:

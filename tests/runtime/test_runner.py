@@ -160,6 +160,20 @@ class TestStartup:
         assert "queues: a, b except b; slots: 4" in text
         assert connections["default"].display_name in text
 
+    @pytest.mark.parametrize(
+        ("pool", "size"),
+        [(True, 4), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 7}, 7), ({"max_size": 10}, None), (False, None)],
+    )
+    def test_a_pool_with_fewer_connections_than_slots_is_told_at_the_start(
+        self, pool: Any, size: int | None, monkeypatch: Any
+    ) -> None:
+        """Handlers that wait for a connection look like handlers that hang."""
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": pool})
+        text = "\n".join(startup.welcome(Options.of(concurrency=10), "default"))
+        assert ("the pool of the database 'default' has" in text) == (size is not None)
+        assert size is None or f"has {size} connections for 10 slots" in text
+        assert "the pool" not in "\n".join(startup.welcome(Options.of(roles=["sweep"]), "default"))
+
     def test_no_password_is_shown(self, monkeypatch: Any) -> None:
         monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "sesame")
         assert "sesame" not in "\n".join(startup.welcome(Options.of(), "default"))

@@ -1,0 +1,52 @@
+"""Part a process that a handler forks from the worker it came from; each `runjobs` process asks for that once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from functools import cache
+from typing import Any
+
+from django.db import connections
+
+from django_jobs.runtime.requests import SIGNALS, give_back_signals
+
+# The parent's, held so that nothing closes them: a goodbye on a shared socket would end the parent's session.
+_kept: list[Any] = []
+_mask = threading.local()
+
+
+@cache
+def part_at_forks() -> None:
+    """Have every process that is forked from this one begin without its connections and its signal handlers.
+
+    multiprocessing ends processes by SIGTERM, which our handler takes for a request that nobody there waits for.
+    """
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_part)
+
+
+def _hold_back() -> None:
+    # One that comes between the fork and the last line of _part() would be lost.
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _let_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _part() -> None:
+    _forget_connections()
+    give_back_signals()
+    _let_in()
+
+
+def _forget_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        _kept.append(connection)
+        # Those of all threads, by alias.
+        pools = getattr(connection, "_connection_pools", None)
+        if pools:
+            _kept.append(dict(pools))
+            pools.clear()
+        del connections[connection.alias]
