@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.auth import get_user_model
 from django.core.checks import run_checks
 from django.core.management import call_command
@@ -65,11 +66,14 @@ def strays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert found == []
 
 
-def test_the_pages_and_the_calls_use_the_executions_database_alone(strays: list[str], client: Client) -> None:
+def test_the_pages_and_the_calls_use_the_executions_database_alone(
+    strays: list[str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the queue in another database, pages query the default one, and transactions open there.
 
     Sources: Koed00/django-q#472, django-q2/django-q2#125.
     """
+    monkeypatch.setattr(site, "enable_nav_sidebar", False)
     client.force_login(get_user_model().objects.create_superuser("mia"))
     failed, waiting, later = (
         JobExecutionFactory(failed=True),
