@@ -22,7 +22,7 @@ def names(of: Iterable[Job[...]]) -> frozenset[str]:
 
 def running(job: Job[...], *, using: str) -> ExecutionQuerySet:
     """Return the rows that count for a job: also those of workers that died, until they are rescued."""
-    rows: ExecutionQuerySet = JobExecution.objects.using(using).running().filter(job_name__in=names([job]))
+    rows: ExecutionQuerySet = JobExecution.objects.using(using).running().among_jobs(names([job]))
     return rows
 
 

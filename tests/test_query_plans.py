@@ -382,10 +382,24 @@ def test_what_a_limit_holds_back_is_found_by_why_it_is_parked() -> None:
         goes_by(plan, "django_jobs_due", sorts=True)
 
 
+def test_what_counts_for_a_limit_is_found_among_the_running_rows() -> None:
+    plan = plan_of(lambda: rows().running().among_jobs(["acc.mark"]).count())
+    assert plan.indexes <= {"django_jobs_owner", "django_jobs_list", "django_jobs_claim"}, plan
+    assert not plan.reads_the_whole_table, plan
+
+
+def test_what_a_pause_holds_back_is_found_among_the_pending_rows() -> None:
+    plan = plan_of(lambda: list(rows().pending().among_jobs(["acc.mark"]).order_by().values_list("pk")[:500]))
+    assert plan.indexes <= {"django_jobs_claim", "django_jobs_list"}, plan
+    assert not plan.reads_the_whole_table, plan
+
+
 def test_the_head_of_a_queue_is_read_in_the_order_of_its_index() -> None:
     head = rows().pending().filter(queue="default").order_by("rank", "scheduled_at", "pk")
-    plan = plan_of(lambda: list(head.values_list("rank", "scheduled_at", "pk", "job_name")[:50]))
-    goes_by(plan, "django_jobs_claim")
+    for asked in (head, head.among_jobs(["acc.mark"])):
+        goes_by(
+            plan_of(lambda asked=asked: list(asked.values_list("rank", "pk", "job_name")[:50])), "django_jobs_claim"
+        )
 
 
 @pytest.mark.postgres

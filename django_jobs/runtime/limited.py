@@ -53,7 +53,7 @@ class Limited:
         found: list[tuple[int, datetime, UUID, str, str]] = []
         for queue in queues:
             pending = JobExecution.objects.using(self._using).pending().filter(queue=queue)
-            best = pending.filter(job_name__in=[*names, *others]).order_by("rank", "scheduled_at", "pk")
+            best = pending.among_jobs([*names, *others]).order_by("rank", "scheduled_at", "pk")
             found += best.values_list("rank", "scheduled_at", "pk", "job_name", "queue")[:limit]
         chosen: dict[tuple[str, str], list[UUID]] = {}
         wanted = set(names)

@@ -71,7 +71,7 @@ class Stage(Pauses):
         now = now or clock.now(self._using)
         self._moves.forget(now)
         self._read_pauses()
-        more = not self._park(Q(job_name__in=sorted(self.paused_jobs)), Parked.PAUSED, now)
+        more = bool(self.paused_jobs) and not self._park(self.paused_jobs, Q(), Parked.PAUSED, now)
         # Twice the share: what is due is what people wait for.
         more |= self._promote(now)
         more |= self._park_unknown(now)
@@ -116,16 +116,17 @@ class Stage(Pauses):
         done = True
         if names and (view := self._fleet.look(now)).settled_queues != frozenset():
             served = Q() if view.settled_queues is None else Q(queue__in=view.settled_queues)
-            unlisted = sorted(names - view.listed_lately)
-            done = not unlisted or self._park(Q(job_name__in=unlisted) & served, Parked.UNKNOWN, now)
+            unlisted = names - view.listed_lately
+            done = not unlisted or self._park(unlisted, served, Parked.UNKNOWN, now)
         self._names_at = now if done else None
         return not done
 
-    def _park(self, which: Q, reason: str, now: datetime) -> bool:
-        """Park what is pending of these; return whether that is all of it."""
+    def _park(self, names: Collection[str], where: Q, reason: str, now: datetime) -> bool:
+        """Park what is pending of these jobs; return whether that is all of it."""
         self._share()
         while not self._is_over():
-            ids = list(self._moves.rows().pending().filter(which).order_by().values_list("pk", flat=True)[:PAGE])
+            pending = self._moves.rows().pending().filter(where).among_jobs(names).order_by()
+            ids = list(pending.values_list("pk", flat=True)[:PAGE])
             if ids:
                 self._moves.park(ids, reason, now)
             if len(ids) < PAGE:
@@ -154,7 +155,7 @@ class Stage(Pauses):
 
     def _unpark_name(self, reason: str, name: str, now: datetime) -> bool:
         while not self._is_over():
-            parked = self._moves.rows().scheduled().filter(job_name=name, parked_reason=reason).order_by()
+            parked = self._moves.rows().scheduled().filter(parked_reason=reason).among_jobs([name]).order_by()
             page = list(parked.values_list("queue", "rank", "pk")[:PAGE])
             self._moves.unpark(page, now)
             if len(page) < PAGE:

@@ -12,9 +12,6 @@ from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Value
-from django.db.models.functions import Coalesce
-
 from django_jobs import quotas
 from django_jobs.definition import Job
 from django_jobs.querysets import ExecutionQuerySet
@@ -85,7 +82,7 @@ class Surplus:
         """Whether parked rows could run now: their job is neither paused nor at its limit."""
         jobs = [job for job in quotas.jobs() if job.name not in paused]
         names = quotas.names(jobs) - quotas.full(jobs, using=self._using)
-        return bool(names) and _of(names, self._parked_rows()).exists()
+        return bool(names) and self._parked_rows().among_jobs(names).exists()
 
     def _look_at(
         self,
@@ -136,7 +133,7 @@ class Surplus:
             return False
         best = self._parked[pair]
         if best is None:
-            parked = _of(quotas.names([job]), self._parked_rows()).filter(queue=queue)
+            parked = self._parked_rows().filter(queue=queue).among_jobs(quotas.names([job]))
             ordered = parked.order_by("rank", "scheduled_at", "pk").values_list("rank", "scheduled_at", "pk")
             best = self._parked[pair] = deque(ordered[:REMEMBERED])
         edge = edges.get(queue)
@@ -153,11 +150,6 @@ class Surplus:
     def _parked_rows(self) -> ExecutionQuerySet:
         # After a pause the rows of these jobs come back by this, too, instead of all at once.
         return self._moves.rows().scheduled().filter(parked_reason__in=(Parked.CONCURRENCY, Parked.PAUSED))
-
-
-def _of(names: Collection[str], rows: ExecutionQuerySet) -> ExecutionQuerySet:
-    # Not by the plain column: with an index of it SQLite reads all that the job has ever left behind.
-    return rows.alias(name=Coalesce("job_name", Value(""))).filter(name__in=sorted(names))
 
 
 def _kept(job: Job[...]) -> int:

@@ -52,7 +52,7 @@ def test_never_more_run_at_once_than_may_also_when_a_process_is_killed(runjobs: 
 
 def test_short_runs_come_one_upon_the_other_though_most_of_them_are_parked(runjobs: Start, ledger: Ledger) -> None:
     """What a limit holds back must not wait for a look once a second."""
-    jobs.pair.push_many([{"tag": TAG}] * 400)
+    jobs.pair.push_many([{"tag": TAG}] * 200)
     runjobs().wait_ready()
     begun = time.time()
     wait_for(lambda: JobExecution.objects.filter(parked_reason="concurrency").exists(), 20, "most were parked")
