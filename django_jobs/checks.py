@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from django.apps import AppConfig
-from django.core import checks
+from django.core import checks, mail
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import get_commands
@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from django_jobs import registry
-from django_jobs.conf import get_settings, problems, raw_settings
+from django_jobs.conf import DISPATCHERS, get_settings, problems, raw_settings
 from django_jobs.dispatchers import Dispatcher
 from django_jobs.exceptions import DefinitionError
 from django_jobs.models import JobExecution, jobs_alias
@@ -29,11 +29,11 @@ SECRET_LENGTH = 16
 
 @checks.register(TAG)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 to E005, W008: what `DJANGO_JOBS` says cannot be used, or only badly."""
+    """E001 to E005, W008, W009: what `DJANGO_JOBS` says cannot be used, or only badly."""
     hint = "Correct DJANGO_JOBS in the settings; runjobs does not start with this."
     if found := problems(raw_settings()):
         return [checks.Error(text, hint=hint, id="django_jobs.E001") for text in found]
-    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret()]
+    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret(), *_for_tests()]
 
 
 def _middleware() -> list[CheckMessage]:
@@ -135,6 +135,24 @@ def _cron_secret() -> list[CheckMessage]:
         )
         for fault, found in faults.items()
         if found
+    ]
+
+
+def _for_tests() -> list[CheckMessage]:
+    settings = get_settings()
+    does = {
+        DISPATCHERS["immediate"]: "each push waits until its job has run",
+        DISPATCHERS["dummy"]: "no worker is told of new rows",
+    }.get(settings.dispatcher.backend)
+    # In a test run DEBUG is False as well; the box for mail is there only then.
+    if does is None or settings.debug or hasattr(mail, "outbox"):
+        return []
+    return [
+        checks.Warning(
+            f"DJANGO_JOBS: the dispatcher {settings.dispatcher.backend!r} is for tests, and DEBUG is False: {does}.",
+            hint='Use "database", "redis" or "direct" where people wait for pages and jobs.',
+            id="django_jobs.W009",
+        )
     ]
 
 

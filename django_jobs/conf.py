@@ -17,6 +17,9 @@ MAX_SECONDS = 3650 * 86400.0
 DISPATCHERS = {
     "database": "django_jobs.dispatchers.database.DatabaseDispatcher",
     "redis": "django_jobs.dispatchers.redis.RedisDispatcher",
+    "direct": "django_jobs.dispatchers.direct.DirectDispatcher",
+    "immediate": "django_jobs.dispatchers.immediate.ImmediateDispatcher",
+    "dummy": "django_jobs.dispatchers.dummy.DummyDispatcher",
 }
 RECORDS = ("all", "error", "none")
 

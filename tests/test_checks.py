@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core import checks
+from django.core import checks, mail
 from django.core.management import get_commands, load_command_class
 from django.db import connections
 
@@ -273,6 +273,19 @@ def test_a_cron_secret_that_protects_badly_is_warned_about_and_not_shown(
     messages = found()["django_jobs.W008"]
     assert any(fault in message.msg for message in messages)
     assert all(secret.strip() not in f"{message} {message.hint}" for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "debug", "warned"),
+    [("immediate", False, 1), ("dummy", False, 1), ("immediate", True, 0), ("direct", False, 0)],
+)
+def test_a_dispatcher_for_tests_is_told_of_where_people_wait(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, name: str, debug: bool, warned: int
+) -> None:
+    settings.DJANGO_JOBS, settings.DEBUG = {"DISPATCHER": name}, debug
+    assert found() == {}, "a test run has DEBUG off as well"
+    monkeypatch.delattr(mail, "outbox")
+    assert len(found().get("django_jobs.W009", [])) == warned
 
 
 @pytest.mark.parametrize("secret", [b"sesame", 8675309, "  "])

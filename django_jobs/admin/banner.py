@@ -7,6 +7,7 @@ from datetime import timedelta
 from django.utils.translation import gettext as _
 
 from django_jobs import clock, registry
+from django_jobs.execution.direct import ROLE as DIRECT
 from django_jobs.models import Worker, jobs_alias
 
 # A process that is missing for longer than this is not just being restarted.
@@ -20,7 +21,14 @@ def outages() -> list[str]:
     seen = Worker.objects.using(using).filter(heartbeat_at__gt=clock.now(using) - SILENCE)
     roles = {role for listed in seen.values_list("roles", flat=True) for role in listed}
     found = []
-    if "worker" not in roles:
+    if "worker" not in roles and DIRECT in roles:
+        found.append(
+            _(
+                "No worker has been seen for two minutes: web processes run what they push, but retries, delayed jobs "
+                "and what they leave over wait. Start one: manage.py runjobs"
+            )
+        )
+    elif "worker" not in roles:
         found.append(_("No worker has been seen for two minutes, so no job runs. Start one: manage.py runjobs"))
     if "scheduler" not in roles and any(job.cron for job in registry.all_jobs()):
         found.append(

@@ -32,10 +32,10 @@ class Dispatcher(ABC):
     The table is the truth. A hint that is lost costs latency, until a worker polls; one that is doubled, late or about
     a row that is gone costs a look. So a dispatcher never retries for long, never blocks for long and keeps nothing
     that must survive. It is called after commit, from any thread, never reads or writes executions, and asks the
-    database nothing inside a transaction.
+    database nothing inside a transaction; all this unless it runs the jobs itself, see aside().
     """
 
-    # What Job.mode shows: "database", "queue" or "direct" for those that come with django_jobs.
+    # What Job.mode shows: "database", "queue" or "direct" for those that come with django_jobs, but for tests' ones.
     kind: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -71,9 +71,9 @@ class Dispatcher(ABC):
         return _Silent()
 
     def aside(self) -> AbstractContextManager[None]:
-        """Start no job in this process while the block runs; runjobs enters it, as its worker, if it has one, does that.
+        """Start no job in this process while the block runs; for dispatchers that run jobs themselves.
 
-        Only for dispatchers that run jobs themselves.
+        Entered by runjobs: its worker, if it has one, starts jobs.
         """
         return nullcontext()
 

@@ -100,14 +100,16 @@ class Parts:
 
 @contextlib.contextmanager
 def subscribed(worker: Worker | None, options: Options) -> Iterator[Subscription | None]:
-    """Have the dispatcher wake the worker while the block runs."""
-    if worker is None:
-        yield None
-        return
-    subscription = dispatchers.get_dispatcher().subscribe(
-        options.served, worker.wake, worker.look, worker.wanted, exclude=options.exclude
-    )
-    try:
-        yield subscription
-    finally:
-        subscription.close()
+    """Have the dispatcher wake the worker while the block runs, and start nothing by itself."""
+    dispatcher = dispatchers.get_dispatcher()
+    with dispatcher.aside():
+        if worker is None:
+            yield None
+            return
+        subscription = dispatcher.subscribe(
+            options.served, worker.wake, worker.look, worker.wanted, exclude=options.exclude
+        )
+        try:
+            yield subscription
+        finally:
+            subscription.close()

@@ -15,6 +15,10 @@ from tests.factories import JobExecutionFactory, WorkerFactory
 pytestmark = pytest.mark.django_db
 
 NO_WORKER = "No worker has been seen for two minutes, so no job runs. Start one: manage.py runjobs"
+ONLY_DIRECT = (
+    "No worker has been seen for two minutes: web processes run what they push, but retries, delayed jobs and what "
+    "they leave over wait. Start one: manage.py runjobs"
+)
 NO_SCHEDULER = "No scheduler has been seen for two minutes, so no cron job fires. Start one: manage.py runjobs"
 
 
@@ -53,6 +57,7 @@ def test_with_a_process_of_all_roles_there_is_no_banner(admin: Admin, url: str) 
     [
         ({"roles": ["worker"]}, [NO_SCHEDULER]),
         ({"roles": ["scheduler", "sweep"]}, [NO_WORKER]),
+        ({"roles": ["direct"]}, [ONLY_DIRECT, NO_SCHEDULER]),
         ({"dead": True}, [NO_WORKER, NO_SCHEDULER]),
     ],
 )
@@ -61,7 +66,7 @@ def test_each_role_counts_for_itself(admin: Admin, given: dict[str, Any], missin
 
     words = read(admin.list()).words
 
-    assert [text for text in (NO_WORKER, NO_SCHEDULER) if text in words] == missing
+    assert [text for text in (NO_WORKER, ONLY_DIRECT, NO_SCHEDULER) if text in words] == missing
 
 
 @pytest.mark.parametrize(("age", "is_missed"), [(110, False), (130, True)])

@@ -1,0 +1,62 @@
+"""Run what is pushed at once, in the thread that pushed it: for tests and scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from django_jobs.dispatchers.database import DatabaseDispatcher
+from django_jobs.execution.immediate import run_now
+from django_jobs.models import jobs_alias
+
+Rows = tuple[str, Sequence[UUID]]
+
+
+class ImmediateDispatcher(DatabaseDispatcher):
+    """Runs rows when their transaction commits, before the push, or the block around it, returns.
+
+    What a handler pushes runs when that handler has ended. In a process of runjobs the worker is woken instead, as by
+    the database dispatcher, whose options these are.
+    """
+
+    kind = "immediate"
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self._aside = 0
+        self._thread = threading.local()
+
+    def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
+        """Run these rows now."""
+        if self._aside:
+            super().hint(queue, ids, priority=priority)
+        elif (waiting := getattr(self._thread, "waiting", None)) is not None:
+            waiting.append((queue, ids))
+        elif ids:
+            self._run_all(deque([(queue, ids)]))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """See Dispatcher.aside()."""
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1
+
+    def describe(self) -> str:
+        """See Dispatcher.describe()."""
+        return f"each process runs what it pushes, at once; for the rest {super().describe()}"
+
+    def _run_all(self, waiting: deque[Rows]) -> None:
+        self._thread.waiting = waiting
+        try:
+            while waiting:
+                queue, ids = waiting.popleft()
+                run_now(queue, ids, using=jobs_alias())
+        finally:
+            self._thread.waiting = None

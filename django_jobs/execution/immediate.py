@@ -1,0 +1,155 @@
+"""Run rows at once in the thread that pushed them, on its connections; what the immediate dispatcher calls."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, connections, transaction
+
+from django_jobs import clock, pauses, quotas, registry, retention, signals, transitions
+from django_jobs.conf import get_settings
+from django_jobs.execution.announcer import announce
+from django_jobs.execution.endings import UNSTORABLE, ending_of, recorder, settler
+from django_jobs.execution.executor import execute
+from django_jobs.execution.liveness import Liveness
+from django_jobs.execution.outcomes import Failed
+from django_jobs.execution.run import Run
+from django_jobs.loop import Loop
+from django_jobs.models import JobExecution, Worker
+from django_jobs.states import FINAL, Status
+from django_jobs.transitions import Ending
+
+logger = logging.getLogger("django_jobs.immediate")
+
+ROLE = "immediate"
+
+
+def run_now(queue: str, ids: Sequence[UUID], *, using: str) -> None:
+    """Run these rows one after the other; what is paused, at its limit or somebody else's by now stays as it is.
+
+    Nothing a handler raises gets out, except a KeyboardInterrupt, once its row is written.
+    """
+    if queue in pauses.paused_queues(using):
+        return
+    names = registry.names() - pauses.paused_jobs(using)
+    with _registered(using) as liveness:
+        for pk in ids:
+            for row in _claim(pk, queue, names, liveness):
+                _run(row, liveness)
+
+
+@contextlib.contextmanager
+def _registered(using: str) -> Iterator[Liveness]:
+    """Be a worker for the length of the block, and leave no trace of it."""
+    liveness = Liveness(roles=[ROLE], queues=[], names=[], slots=1, using=using)
+    liveness.register()
+    rests = [get_settings().heartbeat_interval]
+
+    def beat(now: datetime | None = None) -> float:
+        # Mostly it is all over before the first beat is due.
+        return rests.pop() if rests else liveness.tick(now)
+
+    beats = Loop(beat, name="beat")
+    # Inside a transaction (a test's) nobody else sees these rows, nor does another connection.
+    if not connections[using].in_atomic_block:
+        beats.start()
+    try:
+        yield liveness
+    finally:
+        beats.stop()
+        beats.join()
+        Worker.objects.using(using).filter(pk=liveness.worker_id).delete()
+
+
+def _claim(pk: UUID, queue: str, names: frozenset[str], liveness: Liveness) -> list[JobExecution]:
+    using = liveness.using
+    options: dict[str, Any] = {
+        "queue": queue,
+        "ids": [pk],
+        "limit": 1,
+        "worker_id": liveness.worker_id,
+        "now": clock.now(using),
+        "lost_after": get_settings().worker_lost_after,
+        "using": using,
+    }
+    limited = quotas.names(quotas.jobs())
+    if claimed := transitions.claim(names=sorted(names - limited), **options):
+        return claimed
+    rows = JobExecution.objects.using(using).pending().filter(pk=pk, job_name__in=names & limited)
+    for name in rows.values_list("job_name", flat=True):
+        job = registry.get(name)
+        # Twice: the first run of a job there ever was only makes the row of its state, which is the lock.
+        for _ in range(2):
+            if claimed := transitions.claim_within(job, names=sorted(quotas.names([job])), **options):
+                return claimed
+    return []
+
+
+def _run(row: JobExecution, liveness: Liveness) -> None:
+    job, using = registry.get(row.job_name), liveness.using
+    run = Run(row, job, worker=liveness.label, manage_connections=False)
+    if job.atomic:
+        run.finish_inside = recorder(run, using)
+        run.settle = settler(run, using)
+    signals.emit(signals.job_started, job, row)
+    with _kept_usable(connections[using]):
+        outcome = execute(run)
+    now = clock.now(using)
+    status = _write(run, now, using)
+    if status is not None:
+        announce(run, status, now)
+        _keep_few(run, status, now, using)
+    if isinstance(outcome, Failed) and isinstance(outcome.exception, KeyboardInterrupt):
+        # Somebody wants this process to stop, not only the job.
+        raise outcome.exception
+
+
+@contextlib.contextmanager
+def _kept_usable(connection: Any) -> Iterator[None]:
+    """Undo what a handler did to the caller's transaction where an error of the database left that unusable."""
+    if not connection.in_atomic_block:
+        yield
+        return
+    savepoint = connection.savepoint()
+    yield
+    # PostgreSQL refuses everything after an error; 3 is "in a failed transaction" in both psycopg.
+    has_failed = connection.vendor == "postgresql" and connection.connection.info.transaction_status == 3
+    if has_failed or connection.needs_rollback:
+        connection.needs_rollback = False
+        connection.savepoint_rollback(savepoint)
+    else:
+        connection.savepoint_commit(savepoint)
+
+
+def _write(run: Run, now: datetime, using: str) -> Status | None:
+    """Write how a run ended; return the status that its row got, None if the row was not the run's any more."""
+    if run.recorded:
+        return Status.OK
+    ending = ending_of(run, now)
+    if ending is None:
+        return None
+    try:
+        return _finish(ending, now, using)
+    except DatabaseError as error:
+        logger.error("the outcome of %s could not be stored as it is: %s", run.execution, error)  # noqa: TRY400 - one line
+        return _finish(transitions.fail(run.execution, error=UNSTORABLE), now, using)
+
+
+def _finish(ending: Ending, now: datetime, using: str) -> Status | None:
+    # A savepoint in the transaction of a test, so that what is refused can be written otherwise.
+    with transaction.atomic(using=using):
+        return transitions.finish([ending], now=now, using=using).get(ending.execution_id)
+
+
+def _keep_few(run: Run, status: Status, now: datetime, using: str) -> None:
+    """Delete what the job does not keep, as the finisher does."""
+    keep = run.job.retention(status) if status in FINAL else None
+    if keep == 0:
+        retention.discard([run.execution.pk], using=using)
+    elif keep is not None:
+        retention.trim(run.job.name, status, keep, run.job.effective_keep.max_age, now=now, using=using)
