@@ -22,6 +22,7 @@ from tests.acc import jobs
 from tests.admin.support import LIST, page
 from tests.cases.test_stopping import Start, became, began
 from tests.dispatchers.peers import Peer, make_peer
+from tests.dispatchers.test_postgres_processes import listens
 from tests.factories import JobExecutionFactory
 from tests.pgbouncer import PgBouncer, pgbouncer
 from tests.support import Ledger, assert_consistent, wait_for
@@ -112,8 +113,7 @@ def test_a_listener_that_goes_past_the_pooler_hears_what_is_pushed_through_it(
 ) -> None:
     slow = {"POLL_INTERVAL": 30, "DISPATCHER": {"BACKEND": "database", "OPTIONS": {"LISTEN": "direct"}}}
     process = runjobs(jobs=slow, **behind(pooled, DIRECT_URL=django_settings.DATABASE_URL)).wait_ready()
-    # The first one may come before it listens.
-    wait_for(lambda: ledger.starts(jobs.mark.push().pk), 10, "it listens")
+    wait_for(listens, 10, "it listens")
     for _ in range(5):
         row = jobs.mark.push()
         became(row, Status.OK, 3)
