@@ -142,7 +142,8 @@ def test_after_it_wake_ups_come_again_by_themselves(
     project.listen()
     wait_for(project.hears, 5, "hints arrive")
     end = fault(own_valkey)
-    wait_for(project.worker.problem, 5, "the fault is seen")
+    hints_session = project.worker._sessions[0]
+    wait_for(lambda: hints_session.problem, 5, "the fault is seen")
     assert "the cache 'redis': " in project.worker.problem()
     assert str(own_valkey.port) not in project.worker.problem()
     project.wakes.clear()

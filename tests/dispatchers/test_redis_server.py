@@ -84,7 +84,7 @@ def test_timeouts_and_limits_are_ours_wherever_the_cache_has_its_own(settings: S
     assert (connection.socket_connect_timeout, connection.socket_timeout) == (0.1, 0.2)
     assert type(pool).__name__ == "ConnectionPool"
     assert pool.max_connections > 1000
-    assert connection.retry.get_retries() == 0
+    assert connection.retry._retries == 0
     assert not connection.encoder.decode_responses
 
 
@@ -119,7 +119,7 @@ def test_sentinels_are_asked_with_short_timeouts_and_without_patience(settings: 
     [sentinel] = client.connection_pool.sentinel_manager.sentinels
     connection = sentinel.connection_pool.make_connection()
     assert (connection.socket_connect_timeout, connection.password) == (0.1, "s3cret")
-    assert connection.retry.get_retries() == 0
+    assert connection.retry._retries == 0
     assert str(server) == "primary, found by sentinels, database 2 (cache 'redis')"
     with pytest.raises(Unavailable) as caught, server.faults():
         client.ping()

@@ -109,7 +109,7 @@ class Server:
         if "SENTINELS" in options:
             given = options.get("SENTINEL_KWARGS") or {}
             options["SENTINEL_KWARGS"] = {**given, **timeouts, "retry": Retry(NoBackoff(), 0)}
-        factory: Any = get_connection_factory(options)
+        factory: Any = get_connection_factory(options=options)
         pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(self._url))
         # The URL's query has the last word there, and here not.
         for name in (*OUR_OWN, "timeout"):
