@@ -15,10 +15,10 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from django_jobs import registry
-from django_jobs.admin import pausing
+from django_jobs.admin import pausing, purging
 from django_jobs.admin.banner import outages
 from django_jobs.admin.base import ReadOnlyAdmin
 from django_jobs.admin.overview import overview
@@ -48,6 +48,9 @@ class JobsAdmin(ReadOnlyAdmin):
     def has_pause_permission(self, request: HttpRequest) -> bool:
         return self._may(request, "view") and self._may(request, "pause")
 
+    def has_purge_permission(self, request: HttpRequest) -> bool:
+        return self._may(request, "view") and self._may(request, "purge")
+
     def _may(self, request: HttpRequest, permission: str) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.{permission}_{JobExecution._meta.model_name}")
 
@@ -57,6 +60,7 @@ class JobsAdmin(ReadOnlyAdmin):
         return [
             path("", wrap(self.changelist_view), name=f"{prefix}_changelist"),
             path("<str:name>/run/", wrap(self.run_now), name=f"{prefix}_run"),
+            path("purge/", wrap(self.purge), name=f"{prefix}_purge"),
             path("selected/", wrap(self.pause_selected), name=f"{prefix}_selected"),
             path("queue/<str:queue>/", wrap(self.pause_queue), name=f"{prefix}_queue"),
         ]
@@ -87,6 +91,7 @@ class JobsAdmin(ReadOnlyAdmin):
             ),
             "executions_url": list_url,
             "may_pause": self.has_pause_permission(request),
+            "may_purge": self.has_purge_permission(request),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_jobs/jobstate/change_list.html", context)
@@ -122,6 +127,26 @@ class JobsAdmin(ReadOnlyAdmin):
         """Pause or resume a queue, and go back to the list with a message."""
         pausing.apply_to_queue(self, request, self._verb(request), queue)
         return self._back(request)
+
+    @method_decorator(require_http_methods(["GET", "HEAD", "POST"]))
+    def purge(self, request: HttpRequest) -> HttpResponse:
+        """Show what is left of jobs that nobody knows, or delete what of it was chosen and say how much."""
+        if not self.has_purge_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            purging.apply(self, request, set(request.POST.getlist("job")))
+            return HttpResponseRedirect(request.path)
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Purge executions of unknown jobs"),
+            "opts": self.opts,
+            "media": self.media,
+            "leftovers": purging.listed(),
+            "back_url": self._url("jobstate_changelist"),
+            "executions_url": self._url("jobexecution_changelist"),
+        }
+        return TemplateResponse(request, "admin/django_jobs/jobstate/purge.html", context)
 
     def _verb(self, request: HttpRequest) -> pausing.Verb:
         if not self.has_pause_permission(request):
