@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
 import socketserver
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -27,6 +29,8 @@ LIFETIME = 5.0
 MOST = 32
 LOOK_EVERY = 0.25
 
+_running: set[Server] = set()
+
 
 @contextlib.contextmanager
 def health_port(probes: Probes, port: int | None) -> Iterator[None]:
@@ -41,12 +45,21 @@ def health_port(probes: Probes, port: int | None) -> Iterator[None]:
         server = Server(probes, port)
     except OSError as error:
         raise UsageError(f"--health-port {port} cannot be opened: {error.strerror or error}.") from error
+    _close_in_forks()
     with server:
         start_thread(lambda: server.serve_forever(LOOK_EVERY), name="health port")
+        _running.add(server)
         try:
             yield
         finally:
+            _running.discard(server)
             server.shutdown()
+
+
+@cache
+def _close_in_forks() -> None:
+    # What a handler forks may outlive this process, and would keep the port from the next one.
+    os.register_at_fork(after_in_child=lambda: [server.forget() for server in _running])
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -97,6 +110,11 @@ class Server(socketserver.ThreadingTCPServer):
         """Log what is not just a client that went away before it had its answer."""
         if not isinstance(error := sys.exception(), OSError):
             logger.error("the health port could not answer", exc_info=error)
+
+    def forget(self) -> None:
+        """Close what this process got by a fork; where it came from keeps its own."""
+        for end in (self.socket, *self._open):
+            end.close()
 
     def _cut(self, request: Any) -> None:
         # Its thread, which waits for more, sees the end of it.

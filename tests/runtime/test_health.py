@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -23,7 +24,7 @@ from django_jobs.runtime.health_port import Server
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.reports import Reports, reported
 from django_jobs.runtime.startup import UsageError
-from tests.support import wait_for
+from tests.support import free_port, wait_for
 
 # Nothing here asks a database: once is enough.
 pytestmark = pytest.mark.sqlite
@@ -242,11 +243,28 @@ class TestPort:
 
     def test_afterwards_the_port_is_free_again(self, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(health_port, "LOOK_EVERY", 0.01)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         for _ in range(2):
             with health_port.health_port(said, port):
                 pass
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_process_that_a_handler_forked_does_not_keep_the_port(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(health_port, "LOOK_EVERY", 0.01)
+        port = free_port()
+        with health_port.health_port(said, port):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+        try:
+            with health_port.health_port(said, port):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 class TestFile:
