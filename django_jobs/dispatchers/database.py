@@ -40,7 +40,9 @@ class DatabaseDispatcher(Dispatcher):
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
         """Wake the workers that serve the queue."""
         peers = self._peers_of_this_process()
-        self._pass_on(Message(queues=frozenset((queue,))))
+        for subscription in self._subscriptions:
+            if subscription.serves(queue):
+                call(subscription.wake)
         peers.tell(queue=queue)
 
     def cancel_hint(self, ids: Sequence[UUID]) -> None:

@@ -29,19 +29,22 @@ class Peers:
         self._via, self._hear = via, hear
         self._name = uuid4().hex
         self._lock = threading.Lock()
+        # By alias, since each push asks.
+        self._are_reached: dict[str, bool] = {}
         self._sender = Sender(self._name)
         self._listener: Listener | None = None
 
     def tell(self, *, queue: str | None = None, cancel: bool = False) -> None:
         """Have them look for rows in the queue, or for cancel marks."""
-        if self.are_reached:
-            self._sender.send(jobs_alias(), queue=queue, cancel=cancel)
+        using = jobs_alias()
+        if self._are_reached_by(using):
+            self._sender.send(using, queue=queue, cancel=cancel)
 
     def listen(self) -> None:
         """Hear what they tell from now on; safe to repeat."""
-        if not self.are_reached:
-            return
         using = jobs_alias()
+        if not self._are_reached_by(using):
+            return
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
@@ -67,21 +70,25 @@ class Peers:
     @property
     def are_reached(self) -> bool:
         """Whether this process sends and listens at all."""
-        return self._is_wanted and self._obstacle() is None
+        return self._are_reached_by(jobs_alias())
+
+    def _are_reached_by(self, using: str) -> bool:
+        if using not in self._are_reached:
+            self._are_reached[using] = self._is_wanted(using) and self._obstacle(using) is None
+        return self._are_reached[using]
 
     def problem(self) -> str | None:
         """Return in one line why nothing is heard of them; None where it is, or is not to be."""
         listener = self._listener
-        return self._obstacle() if listener is None else listener.problem()
+        return self._obstacle(jobs_alias()) if listener is None else listener.problem()
 
-    @property
-    def _is_wanted(self) -> bool:
-        return self._via is not False and connections[jobs_alias()].vendor == "postgresql"
+    def _is_wanted(self, using: str) -> bool:
+        return self._via is not False and connections[using].vendor == "postgresql"
 
-    def _obstacle(self) -> str | None:
+    def _obstacle(self, using: str) -> str | None:
         """Return why PostgreSQL carries nothing although it is wanted to."""
-        if not self._is_wanted:
+        if not self._is_wanted(using):
             return None
-        if not connections[jobs_alias()].settings_dict["AUTOCOMMIT"]:
+        if not connections[using].settings_dict["AUTOCOMMIT"]:
             return "with AUTOCOMMIT off nobody can tell when something was committed"
         return channel.missing_driver()

@@ -1,4 +1,4 @@
-"""Send NOTIFY for the database dispatcher: at once, then at most once in GAP seconds and process."""
+"""Send NOTIFY for the database dispatcher: at once, and then at most once in a gap of 10 ms or more and process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from django_jobs.loop import start_thread
 
 logger = logging.getLogger("django_jobs")
 
-# A transaction that notifies takes, at its commit, a lock that all of them share.
-GAP = 0.010
+# A transaction that notifies takes, at its commit, a lock that all of them share. While one NOTIFY follows another the
+# gap doubles up to the last of the looks that workers take after a wake-up: so long they find what comes by themselves.
+GAP, MAX_GAP = 0.010, 0.040
 # How long the thread that sends what came in a gap keeps its connection. No longer: it would be in the way of a test
 # run that drops its database.
 LINGER = 0.1
@@ -26,7 +27,7 @@ GOODBYE = 0.2
 
 
 class Sender:
-    """Tells other processes of hints; what comes within GAP after a NOTIFY goes out together when that is over.
+    """Tells other processes of hints; what comes within the gap after a NOTIFY goes out together when that is over.
 
     The leading NOTIFY is one statement more on the connection of the thread that pushed. The trailing one is sent by a
     thread that lives as long as it has something to do.
@@ -38,6 +39,7 @@ class Sender:
         self._queues: set[str] = set()
         self._cancel = False
         self._sent_at = float("-inf")
+        self._gap = GAP
         # Set while something waits for the thread.
         self._waiting = threading.Event()
         self._has_thread = self._is_busy = self._is_failing = False
@@ -56,7 +58,7 @@ class Sender:
         with shielded():
             with self._lock:
                 self._add({queue} if queue is not None else set(), cancel)
-                is_early = time.monotonic() < self._sent_at + GAP
+                is_early = time.monotonic() < self._sent_at + self._gap
                 if (is_early or not is_open) and self._leave_to_thread(using):
                     return
                 message = self._take()
@@ -73,7 +75,7 @@ class Sender:
         """Wait for what the thread has still to send, for GOODBYE seconds at most; called when the process ends."""
         deadline = time.monotonic() + GOODBYE
         while self._is_busy and self._has_thread and time.monotonic() < deadline:
-            time.sleep(GAP / 4)
+            time.sleep(0.002)
 
     def close(self) -> None:
         """Send what is left."""
@@ -85,8 +87,9 @@ class Sender:
         self._cancel |= cancel
 
     def _take(self) -> Message:
-        message = Message(sender=self._name, queues=frozenset(self._queues), cancel=self._cancel)
-        self._queues, self._cancel, self._sent_at = set(), False, time.monotonic()
+        message, now = Message(sender=self._name, queues=frozenset(self._queues), cancel=self._cancel), time.monotonic()
+        self._gap = min(self._gap * 2, MAX_GAP) if now < self._sent_at + 2 * MAX_GAP else GAP
+        self._queues, self._cancel, self._sent_at = set(), False, now
         self._waiting.clear()
         return message
 
@@ -104,7 +107,7 @@ class Sender:
 
     def _serve(self, using: str) -> None:
         while self._waiting.wait(LINGER) or self._goes_on():
-            time.sleep(max(self._sent_at + GAP - time.monotonic(), 0.0))
+            time.sleep(max(self._sent_at + self._gap - time.monotonic(), 0.0))
             with self._lock:
                 # Who pushed when the gap was just over has sent it along.
                 message = self._take() if self._waiting.is_set() else None
