@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow chaos lint format docs bench clean
+.PHONY: help demo test test-fast test-slow test-scale chaos lint format docs bench clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -41,8 +41,11 @@ test-fast: $(VENV)/.stamp-test ## SQLite, no processes: for the loop of work
 test-slow: $(VENV)/.stamp-test ## the cases that wait; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
 
-chaos: $(VENV)/.stamp-test ## kill, freeze and restart everything, then judge; SECONDS=60 SEED= ENGINE=postgres choose
-	@$(BIN)/python -m tests.chaos --engine $(or $(ENGINE),postgres) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+test-scale: $(VENV)/.stamp-test ## sweep and trim a million rows to the end, which takes minutes; ENGINE= narrows
+	@TO_THE_END=1 $(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) -- -o faulthandler_timeout=1200 -s tests/cases/test_millions.py $(ARGS)
+
+chaos: $(VENV)/.stamp-test ## kill, freeze and restart everything, then judge; SECONDS=60 SEED= ENGINE=postgres PROCESSES= choose
+	@$(BIN)/python -m tests.chaos --engine $(or $(ENGINE),postgres) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 lint: $(VENV)/.stamp-lint ## style, types, layers, migrations
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -12,10 +12,9 @@ from django.db.models import Exists, OuterRef
 
 from django_jobs import clock
 from django_jobs.conf import get_settings
-from django_jobs.contention import is_connection_loss, retried
+from django_jobs.contention import is_connection_loss
 from django_jobs.models import JobExecution, Worker
-from django_jobs.querysets import ExecutionQuerySet
-from django_jobs.runtime.portions import PAGE, hint
+from django_jobs.runtime.portions import PAGE, hint, move
 from django_jobs.schedules import configured
 
 logger = logging.getLogger("django_jobs.sweep")
@@ -87,12 +86,17 @@ class Sweep:
                 if now - hinted_at >= max(threshold, min(hinted_at - due_at, max(LONGEST_WAIT, threshold)))
             ]
             if stale:
-                _note_hint(pending.filter(pk__in=[pk for _, _, pk in stale]), now)
-                hint(stale)
-                hinted += len(stale)
+                left = self._note_hint([pk for _, _, pk in stale], now)
+                hint(row for row in stale if row[2] not in left)
+                hinted += len(stale) - len(left)
             if self._place is None:
                 break
         return hinted
+
+    def _note_hint(self, ids: Sequence[UUID], now: datetime) -> set[UUID]:
+        """Write when these rows were hinted; return those that are left out, which are to have their turn later."""
+        unmoved = move(ids, lambda rows: rows.pending().update(hinted_at=now), using=self._using)
+        return {*unmoved.held, *unmoved.refused}
 
     def remove_workers(self, now: datetime) -> int:
         """Delete the rows of workers silent for a week that own no running row; return how many."""
@@ -106,8 +110,3 @@ class Sweep:
             if not count:
                 break
         return removed
-
-
-@retried
-def _note_hint(rows: ExecutionQuerySet, now: datetime) -> int:
-    return rows.update(hinted_at=now)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 from django.db import Error
@@ -19,16 +20,22 @@ from django_jobs.states import FINAL, Status
 
 logger = logging.getLogger("django_jobs.trim")
 
+# Between portions, and at least as long as the last one took: jobs have the database for half of the time.
 PAUSE = 0.05
+# A portion that takes longer is too large: heavy rows, or a busy disk, which is everybody's.
+PORTION_SECONDS = 0.5
+SMALLEST = 100
 
 
 class Trim:
     """Runs at each tick of TRIM_CRON: one portion a tick() until nothing is left."""
 
-    def __init__(self, *, using: str) -> None:
+    def __init__(self, *, using: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._using = using
+        self._monotonic = monotonic
         self._due_at: datetime | None = None
         self._left: Iterator[int] | None = None
+        self._size = retention.BATCH
 
     def tick(self, now: datetime | None = None) -> float:
         """Delete one portion if it is time; return a short pause while there is more, else the time to the next."""
@@ -38,10 +45,11 @@ class Trim:
             if due is None or now < due:
                 return seconds_until(self._due_at, now)
             self._left = self.portions(now)
+        started = self._monotonic()
         try:
             # Portions of nothing cost a few reads and need no pause.
             if next((deleted for deleted in self._left if deleted), 0):
-                return PAUSE
+                return max(PAUSE, self._monotonic() - started)
         except Exception:
             # The connection is lost, and these portions are over: begin anew as soon as the loop tries again.
             self._left = None
@@ -60,9 +68,12 @@ class Trim:
     def _trim(self, name: str, status: Status, settings: Settings, now: datetime) -> Iterator[int]:
         try:
             keep, max_age = _kept(name, status, settings)
-            while deleted := retention.trim(name, status, keep, max_age, now=now, using=self._using):
+            while True:
+                started, size = self._monotonic(), self._size
+                deleted = retention.trim(name, status, keep, max_age, now=now, using=self._using, limit=size)
+                self._adapt(deleted, self._monotonic() - started)
                 yield deleted
-                if deleted < retention.BATCH:
+                if deleted < size:
                     return
         except Error as error:
             if is_connection_loss(error, self._using):
@@ -70,6 +81,13 @@ class Trim:
             logger.error("the %s executions of %s could not be trimmed: %s", status, name, error)  # noqa: TRY400
         except Exception:
             logger.exception("the %s executions of %s could not be trimmed", status, name)
+
+    def _adapt(self, deleted: int, seconds: float) -> None:
+        """Choose the size of the next portion by what the last one took."""
+        if seconds > PORTION_SECONDS:
+            self._size = max(self._size // 2, SMALLEST)
+        elif deleted == self._size and seconds < PORTION_SECONDS / 4:
+            self._size = min(self._size * 2, retention.BATCH)
 
 
 def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, timedelta | float | None]:

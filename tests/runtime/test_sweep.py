@@ -12,7 +12,7 @@ from django_jobs.models import JobExecution, Worker
 from django_jobs.runtime import sweep
 from django_jobs.runtime.sweep import Sweep
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import hinted
+from tests.runtime.support import held, hinted, in_thread
 
 pytestmark = pytest.mark.django_db
 
@@ -110,3 +110,18 @@ def test_one_failing_phase_does_not_stop_the_other(now: datetime, monkeypatch: A
     monkeypatch.setattr(Sweep, "rehint", fail)
     Sweep(using="default").tick(now)
     assert not Worker.objects.exists()
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_another_transaction_holds_keeps_no_other_from_its_hint(now: datetime, monkeypatch: Any) -> None:
+    """A statement that waits for it would keep the other rows of its page from being claimed."""
+    kept, other = waiting(now, since=400), waiting(now, since=400)
+    tick = Sweep(using="default")
+    with hinted(monkeypatch) as hints:
+        with held(kept):
+            in_thread(lambda: tick.rehint(now))
+        assert [ids for _, ids, _ in hints] == [[other.pk]]
+        tick.rehint(now)
+    assert [ids for _, ids, _ in hints[1:]] == [[kept.pk]]

@@ -11,6 +11,7 @@ from django.db import DatabaseError, InterfaceError
 
 from django_jobs import Keep, clock, job, registry, retention
 from django_jobs.models import JobExecution
+from django_jobs.runtime import trim
 from django_jobs.runtime.trim import PAUSE, Trim
 from tests.factories import JobExecutionFactory, WorkerFactory
 
@@ -85,9 +86,8 @@ def test_it_trims_by_its_cron_a_portion_a_tick(now: datetime, settings: Any, mon
     """Trim on its own cron."""
     settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
     monkeypatch.setattr(retention, "BATCH", 2)
-    monkeypatch.setattr(retention.trim.__wrapped__, "__kwdefaults__", {"limit": 2})
     ended(now, 6, status="ok")
-    tick = Trim(using="default")
+    tick = Trim(using="default", monotonic=lambda: 0.0)
     assert tick.tick(now) == 10.0
     assert left() == {("acc.mark", "ok"): 6}
     due = now + timedelta(seconds=10)
@@ -103,17 +103,43 @@ def test_it_trims_by_its_cron_a_portion_a_tick(now: datetime, settings: Any, mon
     assert tick.tick(due + timedelta(minutes=60)) == PAUSE
 
 
+def test_a_portion_that_takes_long_is_followed_by_as_long_a_pause_and_by_a_smaller_one(
+    now: datetime, settings: Any, monkeypatch: Any
+) -> None:
+    """Rows with long logs keep the disk busy, which all others write to as well."""
+    settings.DJANGO_JOBS = {"KEEP": {"ok": 0}}
+    ended(now, 10, status="ok")
+    monkeypatch.setattr(retention, "BATCH", 4)
+    monkeypatch.setattr(trim, "SMALLEST", 1)
+    moment, takes, portion = 0.0, iter([0.6, 0.6, 0.6, 0.3, 0.01, 0.01, 0.01]), retention.trim
+
+    def slow(*args: Any, **options: Any) -> int:
+        nonlocal moment
+        deleted = portion(*args, **options)
+        moment += next(takes) if deleted else 0.0
+        return deleted
+
+    monkeypatch.setattr(retention, "trim", slow)
+    tick = Trim(using="default", monotonic=lambda: moment)
+    tick.tick(now)
+    due, seen = now + timedelta(seconds=10), []
+    while (rows := sum(left().values())) and len(seen) < 10:
+        pause = tick.tick(due)
+        seen.append((rows - sum(left().values()), round(pause, 2)))
+    assert seen == [(4, 0.6), (2, 0.6), (1, 0.6), (1, 0.3), (1, PAUSE), (1, PAUSE)]
+
+
 def test_one_failing_job_does_not_stop_the_others(now: datetime, settings: Any, monkeypatch: Any) -> None:
     """One bad row stops nothing."""
     settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
     ended(now, 3, job_name="acc.boom", status="ok")
     ended(now, 3, job_name="acc.mark", status="ok")
-    trim = retention.trim
+    portion = retention.trim
 
     def refusing(job_name: str, *args: Any, **options: Any) -> int:
         if job_name == "acc.boom":
             raise DatabaseError("poison")
-        return trim(job_name, *args, **options)
+        return portion(job_name, *args, **options)
 
     monkeypatch.setattr(retention, "trim", refusing)
     trim_all(now)
@@ -125,13 +151,13 @@ def test_a_lost_connection_costs_a_pause_and_not_the_hours_until_the_next_tick(
 ) -> None:
     settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
     ended(now, 3, status="ok")
-    tick, trim, calls = Trim(using="default"), retention.trim, []
+    tick, portion, calls = Trim(using="default"), retention.trim, []
 
     def lost_once(*args: Any, **options: Any) -> int:
         calls.append(args)
         if len(calls) == 2:
             raise InterfaceError("connection already closed")
-        return trim(*args, **options)
+        return portion(*args, **options)
 
     monkeypatch.setattr(retention, "trim", lost_once)
     tick.tick(now)
