@@ -110,11 +110,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="postgres")
     parser.add_argument("--seconds", type=float, default=60, help="how long the chaos lasts")
+    parser.add_argument("--processes", type=int, default=0, help="how many children each worker has; 0: is one itself")
     parser.add_argument("--seed", type=int, help="repeats the plan of another run")
     parser.add_argument("--home", type=Path, help="where ledger, journal and logs are written and stay")
     options = parser.parse_args()
     seed = random.randrange(10_000) if options.seed is None else options.seed
-    print(f"chaos on {options.engine}, {options.seconds:g} s, SEED={seed}", flush=True)
+    shape = f", PROCESSES={options.processes}" if options.processes else ""
+    print(f"chaos on {options.engine}, {options.seconds:g} s, SEED={seed}{shape}", flush=True)
     with contextlib.ExitStack() as stack:
         home = options.home or Path(tempfile.mkdtemp(prefix="chaos-"))
         home.mkdir(parents=True, exist_ok=True)
@@ -131,13 +133,13 @@ def main() -> int:
             PYTHONFAULTHANDLER="1",
             **names,
         )
-        code = play(seed, options.seconds, home, server)
+        code = play(seed, options.seconds, home, server, options.processes)
     if code == 0 and not options.home:
         shutil.rmtree(home)
     return code
 
 
-def play(seed: int, seconds: float, home: Path, server: PostgresServer | None) -> int:
+def play(seed: int, seconds: float, home: Path, server: PostgresServer | None, processes: int) -> int:
     import django
     from django.core.management import call_command
 
@@ -147,7 +149,7 @@ def play(seed: int, seconds: float, home: Path, server: PostgresServer | None) -
     from tests.chaos.judgement import judge
     from tests.chaos.world import World
 
-    world = World(seed=seed, home=home, server=server)
+    world = World(seed=seed, home=home, server=server, processes=processes)
     try:
         world.run(seconds)
     finally:

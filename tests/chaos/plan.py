@@ -104,7 +104,9 @@ class Blow:
     length: float = 0.0
 
 
-def blows(seed: int, *, workers: int, producers: int, has_server: bool, can_sever: bool) -> Iterator[Blow]:
+def blows(
+    seed: int, *, workers: int, producers: int, has_server: bool, can_sever: bool, has_children: bool
+) -> Iterator[Blow]:
     """Yield what the monkey does, without end."""
     rng = stream(seed, "monkey")
     weights = {"kill": 3.0, "term": 3.0, "freeze": 3.0, "long freeze": 1.5, "kill producer": 0.7, "freeze meddler": 0.7}
@@ -112,6 +114,8 @@ def blows(seed: int, *, workers: int, producers: int, has_server: bool, can_seve
         weights["sever"] = 2.0
     if has_server:
         weights |= {"restart": 1.0, "crash": 1.2}
+    if has_children:
+        weights |= {"kill child": 4.0, "freeze child": 1.5}
     kinds, by_weight = tuple(weights), tuple(weights.values())
     while True:
         kind = rng.choices(kinds, by_weight)[0]
@@ -119,6 +123,7 @@ def blows(seed: int, *, workers: int, producers: int, has_server: bool, can_seve
             "freeze": rng.uniform(0.3, 2.5),
             # Longer than it takes the others to declare it dead.
             "long freeze": rng.uniform(6, 10),
+            "freeze child": rng.uniform(0.3, 8),
             # Perhaps inside a transaction that holds locks.
             "freeze meddler": rng.uniform(1, 6),
             "restart": rng.uniform(0, 2),

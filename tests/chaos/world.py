@@ -60,8 +60,8 @@ class Member:
 class World:
     """All processes of a run; a file for what each of them printed, and what was done to whom in `log`."""
 
-    def __init__(self, *, seed: int, home: Path, server: PostgresServer | None) -> None:
-        self.seed, self.home, self.server = seed, home, server
+    def __init__(self, *, seed: int, home: Path, server: PostgresServer | None, processes: int = 0) -> None:
+        self.seed, self.home, self.server, self.processes = seed, home, server, processes
         self.log: list[str] = []
         self.counts: Counter[str] = Counter()
         self.deaths: list[Death] = []
@@ -72,12 +72,14 @@ class World:
         self._number = itertools.count()
         self._began = time.monotonic()
         self._is_server_up = True
+        # Children of workers.
+        self._frozen: set[int] = set()
 
     def run(self, seconds: float) -> None:
         """Let it all happen, and put it in order again."""
         history.install()
         for name in WORKERS:
-            self._add(name, RUNJOBS)
+            self._add(name, [*RUNJOBS, *(["--processes", str(self.processes)] if self.processes else [])])
         for name in (*PRODUCERS, MEDDLER):
             self._add(name, ["-m", "tests.chaos.actors", name])
         # A connection of this process would hold up a fast shutdown of the server no longer than a worker's does.
@@ -88,13 +90,16 @@ class World:
             producers=len(PRODUCERS),
             has_server=self.server is not None,
             can_sever=connection.vendor != "sqlite",
+            has_children=self.processes > 0,
         )
         end = time.monotonic() + seconds
         # The first seconds are for starting.
         self._pass(until=min(time.monotonic() + 3, end))
         while time.monotonic() < end:
             blow = next(blows)
-            self._pass(until=min(time.monotonic() + blow.pause, end))
+            # Three times as many processes take longer to start, and are to come to some work before the next blow.
+            pause = blow.pause * (3 if self.processes else 1)
+            self._pass(until=min(time.monotonic() + pause, end))
             self._strike(blow)
         self._settle()
 
@@ -171,6 +176,8 @@ class World:
                 process = frozen.process
                 self._signal(frozen, signal.SIGSTOP)
                 self._after(blow.length, lambda: self._thaw(frozen, process))
+            case "kill child" | "freeze child":
+                what += f": {self._strike_child(worker, blow)}"
             case "kill producer":
                 self._signal(self._members[PRODUCERS[blow.target]], signal.SIGKILL)
             case "sever":
@@ -183,6 +190,24 @@ class World:
                     self._after(blow.length, self._start_server)
         self._note(what)
         self.counts[blow.kind] += 1
+
+    def _strike_child(self, member: Member, blow: plan.Blow) -> str:
+        """Kill or freeze one of the children of a worker; return which."""
+        if member.process is None or not (pids := children_of(member.process.pid)):
+            return "it has none"
+        pid = pids[int(blow.pause * 1000) % len(pids)]
+        # It may have ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if blow.kind == "kill child" else signal.SIGSTOP)
+        if blow.kind == "freeze child":
+            self._after(blow.length, lambda: self._thaw_child(pid))
+            self._frozen.add(pid)
+        return f"pid {pid}"
+
+    def _thaw_child(self, pid: int) -> None:
+        self._frozen.discard(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
     def _signal(self, member: Member, number: signal.Signals) -> None:
         if member.process is None or not member.is_alive:
@@ -237,6 +262,8 @@ class World:
         if not self._is_server_up:
             self._start_server()
         self._due.clear()
+        for pid in list(self._frozen):
+            self._thaw_child(pid)
         for member in self._members.values():
             if member.process is not None:
                 self._thaw(member, member.process)
@@ -315,5 +342,11 @@ class World:
         """End whatever still runs."""
         for member in self._members.values():
             if member.process is not None and member.is_alive:
-                member.process.kill()
+                os.killpg(member.process.pid, signal.SIGKILL)
                 member.process.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that this one has started and that have not ended."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
