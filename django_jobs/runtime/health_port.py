@@ -59,7 +59,12 @@ def health_port(probes: Probes, port: int | None) -> Iterator[None]:
 @cache
 def _close_in_forks() -> None:
     # What a handler forks may outlive this process, and would keep the port from the next one.
-    os.register_at_fork(after_in_child=lambda: [server.forget() for server in _running])
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _forget_all() -> None:
+    for server in _running:
+        server.forget()
 
 
 class Server(socketserver.ThreadingTCPServer):
