@@ -32,21 +32,21 @@ class RedisServer:
 
     def __init__(self, kind: str, home: Path) -> None:
         self._binary, self._home = _binary(kind), home
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *options: str, await_answer: bool = True) -> None:
+    def start(self, *options: str, await_answer: bool = True, config: Path | None = None) -> None:
         """Start it with options of its command line, e.g. "--maxmemory", "1mb", and wait until it answers."""
         log = self._home / "log"
+        usual = ("--save", "", "--enable-debug-command", "yes")
         # Directly, so that it ends with us however we end.
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
-                    *(self._binary, "--port", str(self.port), "--bind", "127.0.0.1"),
-                    *("--save", "", "--dir", str(self._home), "--enable-debug-command", "yes", *options),
+                    self._binary,
+                    *([str(config), "--sentinel"] if config else usual),
+                    *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._home), *options),
                 ],
                 stdout=output,
                 stderr=output,
@@ -87,6 +87,16 @@ class RedisServer:
         self.kill()
         self.start(*options)
 
+    def become_sentinel(self, name: str, port: int) -> None:
+        """Go on as the only sentinel of the primary at the port."""
+        self.kill()
+        config = self._home / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor {name} 127.0.0.1 {port} 1\n"
+            f"sentinel down-after-milliseconds {name} 1000\nsentinel failover-timeout {name} 3000\n"
+        )
+        self.start(config=config)
+
     @contextlib.contextmanager
     def client(self) -> Iterator[redis.Redis]:
         import redis
@@ -101,6 +111,12 @@ class RedisServer:
         if "valkey_version" in found:
             return f"Valkey {found['valkey_version']}"
         return f"Redis {found['redis_version']}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _binary(kind: str) -> str:
