@@ -82,6 +82,7 @@ def test_a_killed_child_is_replaced_the_others_go_on_and_a_stop_is_0(runjobs: St
     assert_consistent()
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_of_them_at_once_lets_all_drain(runjobs: Start, ledger: Ledger) -> None:
     """What a terminal and systemd do; a child that hears of it twice must not take that for impatience."""
     process = runjobs("--worker", "--processes", "2", jobs={"CONCURRENCY": 2, "DRAIN_TIMEOUT": 10})
