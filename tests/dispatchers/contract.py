@@ -64,7 +64,7 @@ class DispatcherContract:
         try:
             when_ready(subscription, woken.clear)
             dispatcher.hint("mail", [uuid7()])
-            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+            assert woken.wait(5 if self.wakes else 0.02) == self.wakes
         finally:
             subscription.close()
 
@@ -83,8 +83,8 @@ class DispatcherContract:
                     5,
                     "both are woken",
                 )
-            assert named.wait(5 if self.wakes else 0.2) == self.wakes
-            assert anything.wait(5 if self.wakes else 0.2) == self.wakes
+            assert named.wait(5 if self.wakes else 0.02) == self.wakes
+            assert anything.wait(5 if self.wakes else 0.02) == self.wakes
         finally:
             first.close()
             second.close()
@@ -98,7 +98,7 @@ class DispatcherContract:
             when_ready(without, calls.clear)
             when_ready(named, woken.clear)
             dispatcher.hint("mail", [uuid7()])
-            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+            assert woken.wait(5 if self.wakes else 0.02) == self.wakes
             assert calls == []
         finally:
             without.close()
@@ -110,7 +110,7 @@ class DispatcherContract:
         try:
             when_ready(subscription, woken.clear)
             dispatcher.hint("mail", [uuid7() for _ in range(5)])
-            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+            assert woken.wait(5 if self.wakes else 0.02) == self.wakes
         finally:
             subscription.close()
 
@@ -127,7 +127,7 @@ class DispatcherContract:
         try:
             when_ready(subscription, looked.clear)
             dispatcher.cancel_hint([uuid7()])
-            assert looked.wait(5 if self.looks else 0.2) == self.looks
+            assert looked.wait(5 if self.looks else 0.02) == self.looks
         finally:
             subscription.close()
 
@@ -139,7 +139,7 @@ class DispatcherContract:
             pusher = threading.Thread(target=dispatcher.hint, args=("default", [uuid7()]))
             pusher.start()
             pusher.join()
-            assert woken.wait(5 if self.wakes else 0.2) == self.wakes
+            assert woken.wait(5 if self.wakes else 0.02) == self.wakes
         finally:
             subscription.close()
 

@@ -47,7 +47,7 @@ def mode(transactional_db: None, settings: Settings) -> Iterator[Callable[..., D
     made: list[DirectDispatcher] = []
 
     def begin(**options: Any) -> DirectDispatcher:
-        short = {"INTERRUPT_GRACE": 0.2, "DRAIN_TIMEOUT": 0.5}
+        short = {"INTERRUPT_GRACE": 0.1, "DRAIN_TIMEOUT": 0.3}
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DISPATCHER": "direct", **short, **options}
         dispatcher = get_dispatcher()
         assert isinstance(dispatcher, DirectDispatcher)
@@ -259,7 +259,8 @@ def test_after_an_outage_of_the_database_it_runs_what_it_was_told(
     mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode()
-    claim, failures = transitions.claim, iter(range(3))
+    monkeypatch.setattr(direct, "AGAIN", 0.05)
+    claim, failures = transitions.claim, iter(range(1))
 
     def failing(**options: Any) -> list[JobExecution]:
         if next(failures, None) is not None:

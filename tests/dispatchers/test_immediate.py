@@ -33,20 +33,25 @@ class TestInAProcessOfRunjobs(DispatcherContract):
         made.close()
 
 
-@pytest.fixture(
-    params=[
+both = pytest.mark.parametrize(
+    "commits",
+    [
         pytest.param(False, id="in a test's transaction", marks=pytest.mark.django_db),
         pytest.param(True, id="committed", marks=pytest.mark.django_db(transaction=True)),
-    ]
+    ],
 )
+in_a_test = pytest.mark.parametrize(
+    "commits", [pytest.param(False, id="in a test's transaction", marks=pytest.mark.django_db)]
+)
+
+
+@pytest.fixture
 def commit(
-    request: pytest.FixtureRequest,
-    settings: Settings,
-    django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks,
+    commits: bool, settings: Settings, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> Iterator[Callable[[], Any]]:
     """The block after which what was pushed inside has run."""
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DISPATCHER": "immediate"}
-    yield transaction.atomic if request.param else lambda: django_capture_on_commit_callbacks(execute=True)
+    yield transaction.atomic if commits else lambda: django_capture_on_commit_callbacks(execute=True)
     assert_consistent()
     assert not Worker.objects.exists()
 
@@ -56,6 +61,7 @@ def now(row: JobExecution) -> JobExecution:
     return row
 
 
+@both
 def test_it_runs_at_commit_in_the_thread_that_pushed(commit: Callable[[], Any]) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -86,6 +92,7 @@ def test_all_of_a_bulk_push_run_the_best_ones_first(settings: Settings) -> None:
     assert order == ["c", "a", "b"]
 
 
+@both
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1)], ids=type)
 def test_a_failing_handler_does_not_break_who_pushes(commit: Callable[[], Any], error: BaseException) -> None:
     def fail() -> None:
@@ -99,6 +106,7 @@ def test_a_failing_handler_does_not_break_who_pushes(commit: Callable[[], Any], 
     assert (now(row).status, row.errors[0]["message"]) == (Status.ERROR, str(error))
 
 
+@both
 def test_a_handler_that_breaks_the_transaction_does_not_break_who_pushes(commit: Callable[[], Any]) -> None:
     """In synchronous mode a worker's clean-up broke the caller's transaction; source: Koed00/django-q#127, #368."""
 
@@ -117,6 +125,7 @@ def test_a_handler_that_breaks_the_transaction_does_not_break_who_pushes(commit:
     assert "IntegrityError" in row.errors[0]["exception"] or "OperationalError" in row.errors[0]["exception"]
 
 
+@in_a_test
 def test_a_failure_with_retry_waits_for_its_next_try(commit: Callable[[], Any]) -> None:
     def fail() -> None:
         raise ValueError("once more")
@@ -129,6 +138,7 @@ def test_a_failure_with_retry_waits_for_its_next_try(commit: Callable[[], Any]) 
         assert row.scheduled_at > row.updated_at
 
 
+@in_a_test
 def test_a_delayed_push_stays_scheduled(commit: Callable[[], Any]) -> None:
     def job() -> None:
         raise AssertionError("it ran")
@@ -138,6 +148,7 @@ def test_a_delayed_push_stays_scheduled(commit: Callable[[], Any]) -> None:
     assert now(row).status == Status.SCHEDULED
 
 
+@both
 def test_what_a_handler_pushes_runs_after_that_handler(commit: Callable[[], Any]) -> None:
     order: list[str] = []
 
@@ -157,6 +168,7 @@ def test_what_a_handler_pushes_runs_after_that_handler(commit: Callable[[], Any]
     assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.OK}
 
 
+@both
 def test_a_coroutine_runs_too(commit: Callable[[], Any]) -> None:
     async def count(ctx: JobContext) -> int:
         assert current_context() is ctx
@@ -169,6 +181,7 @@ def test_a_coroutine_runs_too(commit: Callable[[], Any]) -> None:
         assert (now(row).status, row.result) == (Status.OK, 1)
 
 
+@both
 def test_an_atomic_job_leaves_all_or_nothing(commit: Callable[[], Any]) -> None:
     def work(fails: bool) -> None:
         Thing.objects.create(name=f"fails={fails}")
@@ -182,6 +195,7 @@ def test_an_atomic_job_leaves_all_or_nothing(commit: Callable[[], Any]) -> None:
     assert [thing.name for thing in Thing.objects.all()] == ["fails=False"]
 
 
+@in_a_test
 def test_the_signals_come_in_the_order_of_events(commit: Callable[[], Any]) -> None:
     events: list[str] = []
 
@@ -205,6 +219,7 @@ def test_the_signals_come_in_the_order_of_events(commit: Callable[[], Any]) -> N
     assert events == ["started", "work", "finished ok"]
 
 
+@in_a_test
 @pytest.mark.parametrize(("keep", "left"), [(0, 0), (2, 2)])
 def test_no_more_rows_stay_than_the_job_keeps(commit: Callable[[], Any], keep: int, left: int) -> None:
     def work() -> None: ...
@@ -214,6 +229,7 @@ def test_no_more_rows_stay_than_the_job_keeps(commit: Callable[[], Any], keep: i
     assert JobExecution.objects.count() == left
 
 
+@in_a_test
 def test_what_is_paused_stays_pending(commit: Callable[[], Any]) -> None:
     def work() -> None:
         raise AssertionError("it ran")
@@ -225,6 +241,7 @@ def test_what_is_paused_stays_pending(commit: Callable[[], Any]) -> None:
     assert [now(row).status for row in rows] == [Status.PENDING] * 2
 
 
+@both
 def test_a_job_with_a_limit_runs(commit: Callable[[], Any]) -> None:
     def work() -> None: ...
 
@@ -233,6 +250,7 @@ def test_a_job_with_a_limit_runs(commit: Callable[[], Any]) -> None:
     assert {now(row).status for row in rows} == {Status.OK}
 
 
+@in_a_test
 def test_a_reschedule_parks_the_row(commit: Callable[[], Any]) -> None:
     def later() -> None:
         raise Reschedule(delay=60)
@@ -242,6 +260,7 @@ def test_a_reschedule_parks_the_row(commit: Callable[[], Any]) -> None:
     assert (now(row).status, row.attempt) == (Status.SCHEDULED, 0)
 
 
+@in_a_test
 def test_an_interrupt_from_the_keyboard_ends_who_pushed_and_not_only_the_job(commit: Callable[[], Any]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
