@@ -219,6 +219,7 @@ def test_an_idle_process_ends_at_once_whatever_redis_does(
     assert min(ends) < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_no_output_page_or_row_holds_the_password_of_redis(
     runjobs: Start, ledger: Ledger, settings: Settings, client: Any, django_user_model: Any

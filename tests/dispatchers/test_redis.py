@@ -63,6 +63,15 @@ class Taker:
         self.calls = 0
 
 
+class Runner(Taker):
+    """A worker of one slot, which is full for a moment whenever it is woken."""
+
+    def _wake(self) -> None:
+        super()._wake()
+        self.wants = 0
+        threading.Timer(0.02, setattr, (self, "wants", 1)).start()
+
+
 def left_of(server: RedisServer, key: str = MAIL) -> list[str]:
     with server.client() as client:
         found: Any = client.zrange(key, 0, -1)
@@ -90,6 +99,17 @@ def test_a_worker_that_wants_nothing_takes_nothing(dispatcher: RedisDispatcher, 
         dispatcher.hint("mail", [uuid7()])
         wait_for(lambda: not left_of(redis_server), 5, "the idle one takes it")
     assert (full.calls, idle.calls) == (0, 5)
+
+
+def test_workers_of_one_slot_take_one_each_however_often_they_have_run(
+    dispatcher: RedisDispatcher, redis_server: RedisServer
+) -> None:
+    runners = [Runner(dispatcher, wants=1) for _ in range(2)]
+    for number in range(1, 9):
+        wait_for(lambda: all(runner.wants for runner in runners), 5, "both are free")
+        dispatcher.hint("mail", [uuid7(), uuid7()])
+        wait_for(lambda number=number: sum(runner.calls for runner in runners) >= 2 * number, 5, "each is taken")
+    assert sum(runner.calls for runner in runners) == 16
 
 
 def test_what_a_worker_was_given_when_it_had_filled_up_goes_to_another(

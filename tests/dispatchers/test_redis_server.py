@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import RedisError, ResponseError
 from redis.sentinel import MasterNotFoundError
 
@@ -145,6 +146,18 @@ def test_no_text_of_an_error_holds_the_password_nor_leads_to_what_does(settings:
     # A report of the error shows the variables along its chain.
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_no_text_of_an_error_holds_an_address(settings: Settings) -> None:
+    use_cache(settings, "redis://example.org:7000/0")
+    server = Server("redis")
+    for text in ("Error 111 connecting to {}. Refused.", "Error while reading from {} : (104, 'Reset')", "{} is odd"):
+        with pytest.raises(Unavailable) as caught, server.faults():
+            raise ServerGone(text.format("example.org:7000"))
+        assert "7000" not in str(caught.value)
+    with pytest.raises(Unavailable, match=r"connecting to it\. Refused"), server.faults():
+        # One that a sentinel named.
+        raise ServerGone("Error 111 connecting to 10.0.0.7:6379. Refused.")
 
 
 def test_an_error_is_one_line_that_says_where(settings: Settings) -> None:

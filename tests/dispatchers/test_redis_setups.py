@@ -55,6 +55,7 @@ def test_a_user_with_the_rights_that_the_docs_name_has_all_it_needs_through_a_so
     assert {entry["object"] for entry in refused} <= {"client|setinfo", "client|setname"}
 
 
+@pytest.mark.slow
 def test_a_cluster_of_one_server_finds_all_names_in_one_slot(own_valkey: RedisServer) -> None:
     own_valkey.restart("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with own_valkey.client() as client:

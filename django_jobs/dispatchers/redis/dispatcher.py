@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,8 +16,6 @@ from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, Keys, score
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.subscription import RedisSubscription
 from django_jobs.dispatchers.redis.upkeep import Upkeep
-
-T = TypeVar("T")
 
 # A push waits so many seconds for a connection, and for each answer; twice when the connection it had was dead.
 CONNECT_TIMEOUT = 0.3

@@ -15,6 +15,8 @@ from django_jobs.dispatchers.redis.session import WAIT, Session
 
 # For the worker that was woken to claim, so that what it still wants is known before more is taken.
 PAUSE = 0.002
+# After so many pops that made no difference, with pauses that grow meanwhile, more is taken than is wanted.
+PATIENCE = 2
 # A worker that is full is asked after 1, 2, 4 ms … whether it is still: short handlers delay no hint by much, long ones
 # cost no work.
 FIRST_NAP, LONGEST_NAP = 0.001, 0.05
@@ -43,9 +45,10 @@ class Hints(Session):
         self._served: list[str] = []
         self._served_at = 0.0
         self._nap = FIRST_NAP
-        self._generosity = 1
-        # What was wanted before the last pop, if that brought as much as it could.
+        # What was wanted before the last pop, if that brought as much as it could; and how many of these came one after
+        # the other without making a difference.
         self._was_wanted: int | None = None
+        self._fruitless = 0
 
     def _open(self) -> None:
         self._find_queues()
@@ -56,6 +59,7 @@ class Hints(Session):
     def _listen(self) -> float:
         wanted = self._wanted()
         if wanted <= 0:
+            self._was_wanted = None
             self._nap = min(2 * self._nap, LONGEST_NAP)
             return self._nap
         self._nap = FIRST_NAP / 2
@@ -66,22 +70,22 @@ class Hints(Session):
         return self._take(wanted)
 
     def _take(self, wanted: int) -> float:
-        # The last pop was full and the worker, though it looked, wants no less: what lies here was claimed by those who
-        # poll. Twice as much each time, the rest is soon gone, and costs few looks.
-        is_stale = self._was_wanted is not None and wanted >= self._was_wanted
-        self._generosity = 2 * self._generosity if is_stale else 1
-        count = min(wanted * self._generosity, MOST)
+        self._fruitless = self._fruitless + 1 if self._was_wanted is not None and wanted >= self._was_wanted else 0
+        # One full pop after the other, and the worker, though it looked, wants no less: what lies here was claimed by
+        # those who poll. Twice as much each time, the rest is soon gone, and costs few looks.
+        generosity = 2 ** min(max(self._fruitless - PATIENCE, 0), 10)
+        count = min(wanted * generosity, MOST)
         key, popped = self._pop(self._served, seconds=WAIT, count=count)
         self._was_wanted = wanted if len(popped) == count else None
         if not popped:
             return 0.0
         # It may have filled up, or be about to end, while this waited.
-        surplus = popped[max(self._wanted(), 0) * self._generosity :]
+        surplus = popped[max(self._wanted(), 0) * generosity :]
         if surplus:
             self._client.zadd(key, {member: float(score) for member, score in surplus})
         if len(surplus) < len(popped):
             call(self._wake)
-        return PAUSE
+        return PAUSE * 2 ** min(self._fruitless, 3)
 
     def _pop(self, keys: list[str], *, seconds: float, count: int) -> tuple[str, list[Any]]:
         answer = self._client.execute_command("BZMPOP", seconds, len(keys), *keys, "MIN", "COUNT", count)

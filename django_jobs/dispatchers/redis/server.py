@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,6 +25,8 @@ from django_jobs.dispatchers.base import Unavailable
 # What the alias says of these is for its own use: a cache may wait for long, and has its own number of connections.
 OUR_OWN = ("socket_timeout", "socket_connect_timeout", "retry", "retry_on_error", "retry_on_timeout", "max_connections")
 NO_LIMIT = 2**31
+# Also of the one that a sentinel named.
+ADDRESS = re.compile(r"\b(connecting to|reading from|writing to) \S+:\d+")
 
 
 class Server:
@@ -85,7 +88,7 @@ class Server:
         if isinstance(error, MasterNotFoundError):
             # Which sentinels were asked, and what came of it, is a text of its own.
             text = text.partition(" : ")[0]
-        text = text.replace(self._place, "it")
+        text = ADDRESS.sub(r"\1 it", text.replace(self._place, "it"))
         for secret in self._secrets():
             text = text.replace(secret, "***")
         return text

@@ -65,6 +65,10 @@ class Session(ABC):
             self.problem = str(error)
             self._client.connection_pool.disconnect()
             raise
+        finally:
+            if self._is_closed:
+                # One that was opened meanwhile.
+                self._client.connection_pool.disconnect()
         self.problem = None
         self._breaker.open()
         return 0.0
