@@ -18,7 +18,7 @@ import yaml
 from django.core.management import load_command_class
 
 from django_jobs.conf import DEFAULTS
-from django_jobs.runtime.runner import AFTER_DRAIN
+from django_jobs.execution.engine import AFTER_DRAIN
 from tests.support import ROOT
 
 DEPLOY = ROOT / "docs" / "deploy"

@@ -16,6 +16,7 @@ from functools import partial
 from django.db import Error, connections
 
 from django_jobs.conf import get_settings
+from django_jobs.execution.engine import AFTER_DRAIN, GOODBYE
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
@@ -46,9 +47,6 @@ logger = logging.getLogger("django_jobs.runner")
 # Exit codes. A second signal ends with 128 + its number.
 DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
 
-# After the drain: for signalling and interrupting what still runs, for writing how it ended, for saying goodbye.
-AFTER_DRAIN = 7.0
-GOODBYE = 1.5
 # For what Python waits for when a process ends: threads that are no daemons, hooks of the project.
 LINGER = 2.0
 

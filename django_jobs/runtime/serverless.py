@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from django.core.exceptions import ImproperlyConfigured
 
 from django_jobs.conf import get_settings
+from django_jobs.execution.engine import AFTER_DRAIN
 from django_jobs.loop import start_thread
 from django_jobs.models import jobs_alias
-from django_jobs.runtime.runner import AFTER_DRAIN, DONE, Runner
+from django_jobs.runtime.runner import DONE, Runner
 from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError, refuse_transaction
 
 # Of the time there is, for the drain and for what follows it.

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from django.db import Error, connections
 
 from django_jobs.conf import get_settings
+from django_jobs.execution.engine import AFTER_DRAIN
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
@@ -25,7 +26,7 @@ from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.reports import Reports
 from django_jobs.runtime.requests import SIGNALS, Request, Requests, StopNow
-from django_jobs.runtime.runner import AFTER_DRAIN, DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
+from django_jobs.runtime.runner import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
 from django_jobs.runtime.startup import (
     DatabaseNotReady,
     Options,
