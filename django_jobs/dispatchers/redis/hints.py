@@ -73,7 +73,7 @@ class Hints(Session):
         self._fruitless = self._fruitless + 1 if self._was_wanted is not None and wanted >= self._was_wanted else 0
         # One full pop after the other, and the worker, though it looked, wants no less: what lies here was claimed by
         # those who poll. Twice as much each time, the rest is soon gone, and costs few looks.
-        generosity = 2 ** min(max(self._fruitless - PATIENCE, 0), 10)
+        generosity = 1 << min(max(self._fruitless - PATIENCE, 0), 10)
         count = min(wanted * generosity, MOST)
         key, popped = self._pop(self._served, seconds=WAIT, count=count)
         self._was_wanted = wanted if len(popped) == count else None
@@ -85,7 +85,7 @@ class Hints(Session):
             self._client.zadd(key, {member: float(score) for member, score in surplus})
         if len(surplus) < len(popped):
             call(self._wake)
-        return PAUSE * 2 ** min(self._fruitless, 3)
+        return PAUSE * (1 << min(self._fruitless, 3))
 
     def _pop(self, keys: list[str], *, seconds: float, count: int) -> tuple[str, list[Any]]:
         answer = self._client.execute_command("BZMPOP", seconds, len(keys), *keys, "MIN", "COUNT", count)
