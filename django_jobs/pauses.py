@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from django.db.models import IntegerField, Value
+
 from django_jobs import registry
 from django_jobs.models import JobState, QueueState
 
 # More than anybody pauses: no read is without an end.
 LIMIT = 10_000
+
+
+def paused(using: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return paused_jobs() and paused_queues(), read in one statement."""
+    jobs = JobState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(1), "job_name")
+    queues = QueueState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(0), "queue")
+    found: tuple[list[str], list[str]] = ([], [])
+    for is_job, name in jobs.union(queues, all=True)[:LIMIT]:
+        found[is_job].append(name)
+    return _with_other_names(found[1]), frozenset(found[0])
 
 
 def paused_jobs(using: str) -> frozenset[str]:
@@ -15,14 +29,22 @@ def paused_jobs(using: str) -> frozenset[str]:
     A pause outlives a rename: it holds for the job that has the paused name among its aliases now.
     """
     states = JobState.objects.using(using).filter(paused_at__isnull=False)
-    names = set(states.values_list("job_name", flat=True)[:LIMIT])
-    for name in tuple(names):
-        if (job := registry.find(name)) is not None:
-            names.update((job.name, *job.aliases))
-    return frozenset(names)
+    return _with_other_names(states.values_list("job_name", flat=True)[:LIMIT])
 
 
 def paused_queues(using: str) -> frozenset[str]:
     """Return the queues from which nothing is claimed."""
     states = QueueState.objects.using(using).filter(paused_at__isnull=False)
     return frozenset(states.values_list("queue", flat=True)[:LIMIT])
+
+
+def _with_other_names(paused: Iterable[str]) -> frozenset[str]:
+    names = set(paused)
+    for name in tuple(names):
+        if (job := registry.find(name)) is not None:
+            names.update((job.name, *job.aliases))
+    return frozenset(names)
+
+
+def _is_job(value: int) -> Value:
+    return Value(value, output_field=IntegerField())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
@@ -48,6 +49,8 @@ class Stage(Pauses):
         self._first_round = set(Parked)
         self._next_page = datetime.min.replace(tzinfo=UTC)
         self._listed: frozenset[str] | None = None
+        # When the next row is due, as far as the last look at them tells.
+        self._due_at: datetime | None = None
         self._names_at: datetime | None = None
 
     def jobs(self) -> Collection[str]:
@@ -73,13 +76,14 @@ class Stage(Pauses):
         self._read_pauses()
         more = bool(self.paused_jobs) and not self._park(self.paused_jobs, Q(), Parked.PAUSED, now)
         # Twice the share: what is due is what people wait for.
+        reasons = self._look()
         more |= self._promote(now)
         more |= self._park_unknown(now)
         soon = self._surplus.tick(now, self.paused_jobs, self._share())
-        more |= self._unpark(now)
+        more |= self._unpark(reasons, now)
         if self._watch_queues:
             self.pending_queues = frozenset(distinct(self._moves.rows().pending(), "queue"))
-        return 0.0 if more else min(soon, self._until_due(now))
+        return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
 
     def has_due(self) -> bool:
         """Whether rows wait that the next ticks would make claimable, and that could run then."""
@@ -91,13 +95,22 @@ class Stage(Pauses):
         return self._deadline
 
     def _read_pauses(self) -> None:
-        paused = pauses.paused_jobs(self._using)
+        paused, self.paused_queues = pauses.paused(self._using)
         # Those with a limit come back a few at a time, see Surplus.
         resumed = self.paused_jobs - paused - quotas.names(quotas.jobs())
         self._returning |= {(Parked.PAUSED, name) for name in resumed}
-        self.paused_jobs, self.paused_queues = paused, pauses.paused_queues(self._using)
+        self.paused_jobs = paused
+
+    def _look(self) -> set[str]:
+        """Note when the next row is due, and return why rows are parked: one probe where nothing is scheduled."""
+        scheduled = self._moves.rows().scheduled()
+        first = scheduled.order_by("parked_reason", "scheduled_at").values_list("parked_reason", "scheduled_at").first()
+        self._due_at = first[1] if first is not None and not first[0] else None
+        return set() if first is None else set(distinct(scheduled.filter(parked_reason__gt=""), "parked_reason"))
 
     def _promote(self, now: datetime) -> bool:
+        if self._due_at is None or self._due_at > now:
+            return False
         self._share(2)
         due = self._moves.rows().due(now).order_by("scheduled_at", "pk")
         window = sorted(due.values_list("rank", "scheduled_at", "pk", "queue")[:WINDOW])
@@ -105,6 +118,8 @@ class Stage(Pauses):
             if self._is_over():
                 return True
             self._moves.promote([(queue, rank, pk) for rank, _, pk, queue in page], now)
+        waiting = self._moves.rows().scheduled().filter(parked_reason="").order_by("scheduled_at")
+        self._due_at = waiting.values_list("scheduled_at", flat=True).first()
         return len(window) == WINDOW
 
     def _park_unknown(self, now: datetime) -> bool:
@@ -133,11 +148,10 @@ class Stage(Pauses):
                 return True
         return False
 
-    def _unpark(self, now: datetime) -> bool:
-        """Bring back rows whose reason is gone; return whether there is more to look at soon."""
+    def _unpark(self, reasons: Collection[str], now: datetime) -> bool:
+        """Bring back rows whose reason, one of `reasons`, is gone; return whether there is more to look at soon."""
         self._share()
-        parked = self._moves.rows().scheduled().filter(parked_reason=Parked.UNKNOWN).order_by()
-        if self._listed is not None or parked.exists():
+        if self._listed is not None or Parked.UNKNOWN in reasons:
             listed = self._fleet.look(now).listed
             if self._listed is not None:
                 self._returning |= {(Parked.UNKNOWN, name) for name in listed - self._listed}
@@ -148,8 +162,12 @@ class Stage(Pauses):
             self._returning.discard((reason, name))
         if self._first_round or now >= self._next_page:
             self._next_page = now + timedelta(seconds=INTERVAL)
-            for reason in Parked:
-                self._unpark_page(reason, now)
+            for parked in Parked:
+                if parked in reasons:
+                    self._unpark_page(parked, now)
+                else:
+                    self._round[parked] = None
+                    self._first_round.discard(parked)
         # The first round goes through at once, the later ones a page a second.
         return bool(self._first_round)
 
@@ -187,9 +205,7 @@ class Stage(Pauses):
         return job is not None and job.concurrency is None and name not in self.paused_jobs
 
     def _until_due(self, now: datetime) -> float:
-        waiting = self._moves.rows().scheduled().filter(parked_reason="").order_by("scheduled_at")
-        due = waiting.values_list("scheduled_at", flat=True).first()
-        return INTERVAL if due is None else min(INTERVAL, max(0.0, (due - now).total_seconds()))
+        return math.inf if self._due_at is None else max(0.0, (self._due_at - now).total_seconds())
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._deadline
