@@ -218,7 +218,7 @@ class Supervisor:
             # Of the process before it.
             member.child.report.unlink(missing_ok=True)
         try:
-            with held_back_signals():
+            with without_interrupts():
                 # Not a fork: no connection, thread or lock of this process gets into a child.
                 member.process = subprocess.Popen(  # noqa: S603 - this very command
                     self._command, env=member.child.environment(), stdin=subprocess.PIPE
@@ -273,9 +273,13 @@ def _places(members: Sequence[Member]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def held_back_signals() -> Iterator[None]:
-    """Hold back the signals that end us; a child that starts in the block gets them once it can take them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+def without_interrupts() -> Iterator[None]:
+    """Hold back SIGINT; a child that starts in the block gets it once it can take it.
+
+    A terminal sends it to all at once, and Python shows a traceback of wherever it is. SIGTERM, which a child gets in
+    any case, ends one that is not that far without a word.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:

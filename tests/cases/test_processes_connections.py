@@ -57,7 +57,7 @@ def test_no_two_processes_share_a_connection_with_and_without_a_pool(
     Sources: django-commons/django-tasks-scheduler#393, knifecake/steady-queue#48, Koed00/django-q#79.
     """
     before = sessions()
-    process = runjobs("--processes", "2", POOL=json.dumps(pool), **SETTINGS).wait_ready(workers=3)
+    process = runjobs("--processes", "2", POOL=json.dumps(pool), **SETTINGS).wait_ready(60, workers=3)
     assert ("the pool of the database 'default' has 4 connections for 10 slots" in process.output) == (pool is True)
     # More than one cycle of the sweep, which comes each second.
     tick = jobs.mark.using(delay=2.5).push()
