@@ -16,6 +16,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_jobs import registry, retention, transitions
+from django_jobs.cli.tail import Ends
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
@@ -440,3 +441,10 @@ def test_the_figures_of_the_page_of_jobs_go_by_indexes() -> None:
     plan = plan_of(lambda: collect(registry.all_jobs(), using=connection.alias))
     goes_by(plan, "django_jobs_retention", sorts=True)
     assert "django_jobs_due" in plan.indexes, plan
+
+
+def test_what_ended_since_is_found_by_the_index_of_the_retention() -> None:
+    ends = Ends(None, using=connection.alias)
+    plan = plan_of(ends.new)
+    goes_by(plan, "django_jobs_retention", sorts=True)
+    assert not plan.reads_the_whole_table, plan

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 from django_jobs import clock, registry, retention, transitions
 from django_jobs.clock import EPOCH
@@ -64,12 +66,7 @@ def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
         if name in registry.names() or name in _listed(using):
             continue
         for ids in _parked(name, using):
-            now = clock.now(using)
-            move(
-                ids,
-                lambda rows, now=now: transitions.cancel(rows.parked(), now=now, by=user, by_name=by_name),
-                using=using,
-            )
+            move(ids, partial(_cancel, now=clock.now(using), by=user, by_name=by_name), using=using)
         for status in sorted(FINAL):
             deleted = BATCH
             while deleted == BATCH:
@@ -78,7 +75,11 @@ def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
                     yield deleted
 
 
-def _parked(name: str, using: str) -> Iterator[list[Any]]:
+def _cancel(rows: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
+    return transitions.cancel(rows.parked(), now=now, by=by, by_name=by_name)
+
+
+def _parked(name: str, using: str) -> Iterator[list[UUID]]:
     """Yield the ids of the parked rows in pages by key."""
     rest = JobExecution.objects.using(using).filter(job_name=name).parked().order_by("pk")
     page = list(rest.values_list("pk", flat=True)[:BATCH])

@@ -1,0 +1,99 @@
+"""`jobs push`, `trigger`, `pause` and `resume`: what is done with a job or a queue."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from typing import Any
+
+from django_jobs import dispatchers, registry, services
+from django_jobs.cli import records
+from django_jobs.cli.choosing import seconds
+from django_jobs.cli.endings import NothingDone, UsageError
+from django_jobs.cli.terminal import Terminal
+from django_jobs.models import JobExecution
+from django_jobs.options import BY_LENGTH
+from django_jobs.text import clean_text
+
+
+def default_by() -> str:
+    """Return who is said to have done it when nobody is named: this command line, of this user on this host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container the user may have no name.
+        user = str(os.getuid())
+    return clean_text(f"command line ({user}@{socket.gethostname()})", BY_LENGTH)
+
+
+def push(
+    terminal: Terminal, name: str, payload: str, *, delay: str | None, priority: str | None, **options: Any
+) -> None:
+    """Push one execution with a payload that is a JSON object; options are those of using()."""
+    job = registry.get(name)
+    if job.cron is not None:
+        raise UsageError(f"{job.name} is a cron job, which nobody pushes: manage.py jobs trigger {job.name}")
+    values = job.schema.rebuild(_object(payload))
+    if delay is not None:
+        options["delay"] = seconds(delay, "--delay")
+    if priority is not None:
+        options["priority"] = int(priority) if priority.lstrip("-").isdecimal() else priority
+    # Not in this process, which ends in a moment, whatever the dispatcher.
+    with dispatchers.get_dispatcher().aside():
+        row = job.using(**options).push(**values)
+    if not row.created:
+        raise NothingDone(f"{job.name} was not pushed: {row} has the key {row.key!r} and is {row.status}.")
+    _tell(terminal, row, "pushed")
+
+
+def trigger(terminal: Terminal, name: str, *, by: str) -> None:
+    """Run a cron job now."""
+    job = registry.get(name)
+    if job.cron is None:
+        raise UsageError(f"{job.name} is a pushed job and trigger is for cron jobs: manage.py jobs push {job.name}")
+    with dispatchers.get_dispatcher().aside():
+        row = job.trigger(by=by)
+    _tell(terminal, row, "triggered")
+
+
+def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
+    """Pause a job or a queue."""
+    subject = _subject(name, queue)
+    changed = services.pause_job(name, by=by) if name is not None else services.pause_queue(str(queue), by=by)
+    terminal.json({"job": name, "queue": queue, "is_paused": True, "changed": changed})
+    if not changed:
+        raise NothingDone(f"{subject} was paused before.")
+    terminal.line(f"{subject} is paused.")
+
+
+def resume(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
+    """Resume a job or a queue."""
+    subject = _subject(name, queue)
+    changed = services.resume_job(name, by=by) if name is not None else services.resume_queue(str(queue), by=by)
+    terminal.json({"job": name, "queue": queue, "is_paused": False, "changed": changed})
+    if not changed:
+        raise NothingDone(f"{subject} was not paused.")
+    terminal.line(f"{subject} is resumed.")
+
+
+def _subject(name: str | None, queue: str | None) -> str:
+    if (name is None) == (queue is None):
+        raise UsageError("Give the name of a job, or --queue with the name of a queue.")
+    return f"The queue {queue}" if name is None else name
+
+
+def _object(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--payload is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f'--payload is a JSON {type(value).__name__}; expected an object, {{"parameter": value}}.')
+    return text
+
+
+def _tell(terminal: Terminal, row: JobExecution, verb: str) -> None:
+    terminal.json(records.brief(row))
+    terminal.line(f"{row} was {verb}, and is {row.status}.")

@@ -1,0 +1,152 @@
+"""Which executions a command is about: by ids, or by filters; what is unknown is a mistake of the person who asks."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from django_jobs import registry
+from django_jobs.cli.endings import UsageError
+from django_jobs.models import JobExecution
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.reading.listing import edge, id_bounds, of_status
+from django_jobs.runtime.portions import distinct
+
+UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+NEAR = 5
+# Ids carry the time of the machine that made them, and created_at that of the database.
+SKEW = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What narrows a list; None is anything."""
+
+    job: str | None = None
+    queue: str | None = None
+    status: str | None = None
+    key: str | None = None
+    organization: str | None = None
+    since: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything passes."""
+        return all(value is None for value in astuple(self))
+
+
+def filtered(filters: Filters, *, now: datetime, using: str) -> ExecutionQuerySet:
+    """Return the executions that pass. Raises UsageError for a job that nobody knows and for what is no time."""
+    rows = of_status(JobExecution.objects.using(using).all(), filters.status)
+    if filters.job is not None:
+        rows = rows.filter(job_name__in=job_names(filters.job, using=using))
+    if filters.queue is not None:
+        rows = rows.filter(queue=_storable(filters.queue))
+    if filters.key is not None:
+        rows = rows.with_key(filters.organization, filters.key)
+    elif filters.organization is not None:
+        rows = rows.filter(organization_id=_storable(filters.organization))
+    if filters.since is not None:
+        since = moment(filters.since, now=now)
+        rows = rows.filter(created_at__gte=since, pk__gte=_first_id(since - SKEW))
+    return rows
+
+
+def newest(filters: Filters, *, now: datetime, using: str) -> tuple[ExecutionQuerySet, bool]:
+    """Return what filtered() does, newest first; and whether it looks at the newest rows only, as no index serves."""
+    rows = filtered(filters, now=now, using=using).order_by("-pk")
+    if filters.key is not None or (filters.queue is None and filters.organization is None):
+        return rows, False
+    above = edge(filters.status, using=using)
+    return (rows, False) if above is None else (rows.filter(pk__gt=above), True)
+
+
+def job_names(name: str, *, using: str) -> tuple[str, ...]:
+    """Return the names of rows of this job; raise UsageError when nobody registered it and it has no rows either."""
+    job = registry.find(name)
+    if job is not None:
+        return (job.name, *job.aliases)
+    known = distinct(JobExecution.objects.using(using).all(), "job_name")
+    if name in known:
+        return (name,)
+    near = difflib.get_close_matches(name, registry.names().union(known), n=1)
+    mend = f"did you mean {near[0]!r}?" if near else "is the jobs.py of its app imported?"
+    raise UsageError(f"No job is called {name!r}, and no execution is either; {mend}")
+
+
+def execution_id(text: str, *, using: str) -> UUID:
+    """Return a whole id; raise UsageError with those that begin like it."""
+    try:
+        return UUID(text)
+    except ValueError:
+        bounds = id_bounds(text)
+    if bounds is None:
+        raise UsageError(f"{text!r} is no id of an execution; manage.py jobs list shows them.")
+    rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1]).order_by("-pk")
+    near = [str(row) for row in rows.only("pk", "job_name")[:NEAR]]
+    raise UsageError(
+        f"{text!r} is no whole id; " + (f"these begin with it: {', '.join(near)}" if near else "none begins with it.")
+    )
+
+
+def executions(texts: Sequence[str], *, using: str) -> tuple[ExecutionQuerySet, list[UUID]]:
+    """Return the executions with these ids, and the ids of which there is none.
+
+    Raises UsageError when one is no id, or when there is none of them at all.
+    """
+    ids = list(dict.fromkeys(execution_id(text, using=using) for text in texts))
+    rows = JobExecution.objects.using(using).filter(pk__in=ids)
+    found = set(rows.values_list("pk", flat=True))
+    if not found:
+        raise UsageError(gone(ids[0]) if len(ids) == 1 else f"There is none of these {len(ids)} executions.")
+    return rows, [pk for pk in ids if pk not in found]
+
+
+def gone(pk: UUID) -> str:
+    """Return what is to be said of an id without a row."""
+    return f"There is no execution {pk}; it may have been trimmed after it finished."
+
+
+def moment(text: str, *, now: datetime) -> datetime:
+    """Return an instant: so long ago ("90", "30min", "2h", "7d"), or a date with or without time of day."""
+    if re.fullmatch(r"[\d.]+\s*[a-z]*", text):
+        try:
+            return now - timedelta(seconds=seconds(text, "--since"))
+        except OverflowError as error:
+            raise UsageError(f"--since is {text!r}; that is before there were dates.") from error
+    try:
+        found = parse_datetime(text if len(text) > 10 else f"{text} 00:00")
+    except ValueError:
+        found = None
+    if found is None:
+        raise UsageError(f"--since is {text!r}; expected a length of time as 30min, 2h or 7d, or 2026-03-01T12:00.")
+    return timezone.make_aware(found) if timezone.is_naive(found) else found
+
+
+def seconds(text: str, option: str) -> float:
+    """Return a length of time in seconds; without a unit it is seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
+    unit = 1 if match is None or not match[2] else UNITS.get(match[2])
+    if match is None or unit is None:
+        raise UsageError(f"{option} is {text!r}; expected seconds, or a number with one of {', '.join(UNITS)}.")
+    return float(match[1]) * unit
+
+
+def _first_id(since: datetime) -> UUID:
+    """Return the lowest id that is made at this instant."""
+    millis = max(int(since.timestamp() * 1000), 0)
+    return UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | 0b10 << 62)
+
+
+def _storable(text: str) -> str:
+    # PostgreSQL refuses NUL in a parameter; a command line cannot hold one, but a caller may.
+    if "\0" in text:
+        raise UsageError(f"{text!r} holds a NUL character.")
+    return text

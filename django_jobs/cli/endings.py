@@ -1,0 +1,11 @@
+"""How a command ends other than well; `manage.py jobs` turns each into its exit code and one line."""
+
+from __future__ import annotations
+
+from django_jobs.runtime.startup import DatabaseNotReady, UsageError
+
+__all__ = ["DatabaseNotReady", "NothingDone", "UsageError"]
+
+
+class NothingDone(Exception):
+    """What was asked for was not done, or not to all that were named; the text says why."""

@@ -1,0 +1,102 @@
+"""`jobs cancel` and `jobs retry`: executions that are named, or all that pass filters, page by page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from django_jobs import clock, services
+from django_jobs.cli.choosing import Filters, executions, filtered, gone
+from django_jobs.cli.endings import NothingDone, UsageError
+from django_jobs.cli.terminal import Terminal
+from django_jobs.models import JobExecution, jobs_alias
+from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.reading.figures import COUNTED
+from django_jobs.reading.reasons import reasons, short_reason
+from django_jobs.services import Report
+from django_jobs.states import LIVE, Status
+
+PAGE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """What is done to many executions, and how it is told."""
+
+    name: str
+    run: Callable[..., Report]
+    done: str
+    # What filters without a status are about.
+    usual: Callable[[ExecutionQuerySet], ExecutionQuerySet]
+
+
+CANCEL = Verb(
+    name="cancel",
+    run=services.cancel_many,
+    done="cancelled (running ones are told to stop)",
+    usual=lambda rows: rows.filter(status__in=LIVE),
+)
+RETRY = Verb(
+    name="retry", run=services.retry_many, done="queued again", usual=lambda rows: rows.filter(status=Status.ERROR)
+)
+
+
+def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *, yes: bool, by: str) -> None:
+    """Do it to the executions with these ids, or to those that pass the filters, and say what became of them.
+
+    Raises NothingDone when no row moved, or when one that was named did not.
+    """
+    if bool(ids) is not filters.is_empty:
+        raise UsageError(f"Give ids, or filters, to {verb.name} executions: one of the two.")
+    using = jobs_alias()
+    absent: list[UUID] = []
+    if ids:
+        rows, absent = executions(ids, using=using)
+    else:
+        rows = filtered(filters, now=clock.now(using), using=using)
+        rows = verb.usual(rows) if filters.status is None else rows
+        _ask(terminal, verb, rows, yes=yes)
+    done, skipped = 0, Counter[str]()
+    for page in _pages(rows):
+        report = verb.run(JobExecution.objects.using(using).filter(pk__in=page), by=by)
+        done += report.done
+        skipped.update(short_reason(row, why) for row, why in report.skipped)
+        if ids:
+            for _row, why in report.skipped:
+                terminal.note(why)
+        terminal.progress(f"{done:,} {verb.done.partition(' (')[0]}, {skipped.total():,} skipped")
+    terminal.end_progress()
+    for pk in absent:
+        terminal.note(gone(pk))
+    skipped.update(["it is not there"] * len(absent))
+    terminal.json({"done": done, "skipped": skipped.total(), "reasons": dict(skipped)})
+    summary = _summary(verb, done, skipped)
+    if not done or (ids and skipped):
+        raise NothingDone(summary)
+    terminal.line(summary)
+
+
+def _ask(terminal: Terminal, verb: Verb, rows: ExecutionQuerySet, *, yes: bool) -> None:
+    count = 0 if yes else rows.order_by().values("pk")[: COUNTED + 1].count()
+    if not count:
+        return
+    number = f"more than {COUNTED:,}" if count > COUNTED else f"{count:,}"
+    if not terminal.confirm(f"{verb.name.capitalize()} {number} execution{'' if count == 1 else 's'}?", yes=yes):
+        raise NothingDone("Nothing was done.")
+
+
+def _pages(rows: ExecutionQuerySet) -> Iterator[list[UUID]]:
+    """Yield ids in pages by key, up to the newest there is now: the rows may grow in number faster than we go."""
+    ordered = rows.order_by("pk").values_list("pk", flat=True)
+    end = ordered.last()
+    page = list(ordered.filter(pk__lte=end)[:PAGE]) if end is not None else []
+    while page:
+        yield page
+        page = list(ordered.filter(pk__gt=page[-1], pk__lte=end)[:PAGE])
+
+
+def _summary(verb: Verb, done: int, skipped: Counter[str]) -> str:
+    text = f"{done:,} {verb.done}"
+    return f"{text}, {skipped.total():,} skipped: {reasons(skipped)}." if skipped else f"{text}."
