@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,31 @@ def test_whoever_runs_jobs_uses_the_executions_database_alone(strays: list[str],
         call_command("runjobs", check=True, skip_checks=True)
     WorkerFactory()
     call_command("runjobs", check=True, skip_checks=True)
+
+
+def test_the_command_line_uses_the_executions_database_alone(strays: list[str]) -> None:
+    """See above: manage.py jobs."""
+    failed, waiting = JobExecutionFactory(failed=True), jobs.mark.push()
+    JobExecutionFactory(ok=True, job_name="gone.job")
+    for line in (
+        "list",
+        "list --jobs",
+        "list --queues",
+        f"show {failed.pk}",
+        "push acc.mark --key k",
+        f"retry {failed.pk} --yes",
+        f"cancel {waiting.pk} --yes",
+        "pause acc.mark",
+        "resume acc.mark",
+        "pause --queue default",
+        "resume --queue default",
+        "purge --unregistered --yes",
+        "tail",
+    ):
+        call_command("jobs", *line.split(), stdout=StringIO(), stderr=StringIO())
+    found = dict(JobExecution.objects.using("other").values_list("pk", "status"))
+    assert (found[failed.pk], found[waiting.pk]) == (Status.PENDING, Status.CANCELLED)
+    assert len(found) == 3
 
 
 def test_commands_of_django_use_the_executions_database_alone(strays: list[str], tmp_path: Path) -> None:
