@@ -44,8 +44,8 @@ test-slow: $(VENV)/.stamp-test ## the cases that wait; ENGINE=sqlite|postgres|my
 test-scale: $(VENV)/.stamp-test ## sweep and trim a million rows to the end, which takes minutes; ENGINE= narrows
 	@TO_THE_END=1 $(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) -- -o faulthandler_timeout=1200 -s tests/cases/test_millions.py $(ARGS)
 
-chaos: $(VENV)/.stamp-test ## kill, freeze and restart everything, then judge; SECONDS=60 SEED= ENGINE=postgres PROCESSES= choose
-	@$(BIN)/python -m tests.chaos --engine $(or $(ENGINE),postgres) --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES))
+chaos: $(VENV)/.stamp-test ## kill, freeze and restart everything, then judge; SECONDS=60 SEED= ENGINE=postgres DISPATCHER=redis PROCESSES= choose
+	@$(BIN)/python -m tests.chaos --engine $(or $(ENGINE),postgres) --seconds $(or $(SECONDS),60) $(if $(DISPATCHER),--dispatcher $(DISPATCHER)) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 lint: $(VENV)/.stamp-lint ## style, types, layers, migrations
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.engines import ENGINES, PostgresServer, database_settings, embedded_postgres_server, mysql_url
+from tests.redis_servers import running_redis
 
 if TYPE_CHECKING:
+    from tests.chaos.hint_server import HintServer
     from tests.chaos.judgement import Evidence
     from tests.chaos.world import World
 
@@ -32,6 +35,12 @@ SETTINGS: dict[str, Any] = {
     # Rows go while all of this happens; the history stays.
     "KEEP": {"ok": 15, "error": 60, "cancelled": 30},
 }
+REDIS: dict[str, Any] = {
+    "DISPATCHER": {"BACKEND": "redis", "OPTIONS": {"CACHE": "redis"}},
+    # As it is by default: hints are to be what workers live on.
+    "POLL_INTERVAL": 1,
+}
+DISPATCHERS = ("database", "redis")
 SHOWN = 6
 
 
@@ -67,6 +76,18 @@ def execute_on_mysql(url: str, statement: str) -> None:
         connection.cursor().execute(statement)
 
 
+@contextlib.contextmanager
+def hints(dispatcher: str) -> Iterator[tuple[dict[str, str], dict[str, Any], HintServer | None]]:
+    """Yield what names the server of the dispatcher in the environment, the settings for it, and the server."""
+    if dispatcher == "database":
+        yield {}, {}, None
+        return
+    from tests.chaos.hint_server import HintServer
+
+    with running_redis("valkey") as server:
+        yield {"REDIS_URL": server.url}, REDIS, HintServer(server)
+
+
 def tell_numbers(world: World, evidence: Evidence) -> None:
     made = [*evidence.made()]
     ends = [life[-1] for life in evidence.lives.values()]
@@ -77,6 +98,8 @@ def tell_numbers(world: World, evidence: Evidence) -> None:
         f"retries {sum(evidence.journal.retries.values())}"
     )
     print(f"rows: {len(ends)}, of which {sum(end.status is None for end in ends)} were deleted since")
+    if waits := [*evidence.waits()]:
+        print(f"half of the new rows were claimed within {1000 * statistics.median(waits):.0f} ms")
     print(", ".join(f"{what}: {count}" for what, count in sorted(world.counts.items())), flush=True)
 
 
@@ -109,37 +132,45 @@ def tell_life(evidence: Evidence, row_id: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="postgres")
+    parser.add_argument(
+        "--dispatcher", choices=DISPATCHERS, default="database", help="redis: on a Valkey of the run's own, struck too"
+    )
     parser.add_argument("--seconds", type=float, default=60, help="how long the chaos lasts")
     parser.add_argument("--processes", type=int, default=0, help="how many children each worker has; 0: is one itself")
     parser.add_argument("--seed", type=int, help="repeats the plan of another run")
     parser.add_argument("--home", type=Path, help="where ledger, journal and logs are written and stay")
     options = parser.parse_args()
     seed = random.randrange(10_000) if options.seed is None else options.seed
-    shape = f", PROCESSES={options.processes}" if options.processes else ""
+    shape = f", DISPATCHER={options.dispatcher}"
+    shape += f", PROCESSES={options.processes}" if options.processes else ""
     print(f"chaos on {options.engine}, {options.seconds:g} s, SEED={seed}{shape}", flush=True)
     with contextlib.ExitStack() as stack:
         home = options.home or Path(tempfile.mkdtemp(prefix="chaos-"))
         home.mkdir(parents=True, exist_ok=True)
         names, server = stack.enter_context(database(options.engine, home))
+        more_names, settings, redis = stack.enter_context(hints(options.dispatcher))
         os.environ.update(
             DJANGO_SETTINGS_MODULE="tests.settings",
             ENGINE=options.engine,
             OTHER_DATABASE_NAME=str(home / "other.sqlite3"),
-            DJANGO_JOBS_OVERRIDES=json.dumps(SETTINGS),
+            DJANGO_JOBS_OVERRIDES=json.dumps(SETTINGS | settings),
             ACC_LEDGER=str(home / "ledger"),
             ACC_CRON="* * * * * *",
             CHAOS_JOURNAL=str(home / "journal"),
             PYTHONUNBUFFERED="1",
             PYTHONFAULTHANDLER="1",
             **names,
+            **more_names,
         )
-        code = play(seed, options.seconds, home, server, options.processes)
+        code = play(seed, options.seconds, home, server=server, redis=redis, processes=options.processes)
     if code == 0 and not options.home:
         shutil.rmtree(home)
     return code
 
 
-def play(seed: int, seconds: float, home: Path, server: PostgresServer | None, processes: int) -> int:
+def play(
+    seed: int, seconds: float, home: Path, *, server: PostgresServer | None, redis: HintServer | None, processes: int
+) -> int:
     import django
     from django.core.management import call_command
 
@@ -149,7 +180,7 @@ def play(seed: int, seconds: float, home: Path, server: PostgresServer | None, p
     from tests.chaos.judgement import judge
     from tests.chaos.world import World
 
-    world = World(seed=seed, home=home, server=server, processes=processes)
+    world = World(seed=seed, home=home, server=server, redis=redis, processes=processes)
     try:
         world.run(seconds)
     finally:

@@ -91,6 +91,13 @@ class Evidence:
         """Yield the pushes that made a row and were committed."""
         return (push for push in self.journal.pushes if push.created and self.is_committed(push))
 
+    def waits(self) -> Iterator[float]:
+        """Yield, in seconds, from when each row that was to run at once was made to when it was claimed."""
+        for made, *later in self.lives.values():
+            claims = (change.at for change in later if change.status == Status.RUNNING)
+            if made.status == Status.PENDING and (at := next(claims, None)) is not None:
+                yield at - made.at
+
 
 def end_of(life: list[Change]) -> Status | None:
     """Return the status in which a row ended; None when it did not.

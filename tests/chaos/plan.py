@@ -94,18 +94,25 @@ def _wish(rng: random.Random, tag: str) -> Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """Something bad that happens to a process or to the server."""
+    """Something bad that happens to a process or to a server."""
 
     pause: float
     kind: str
     # Which worker or producer, by its place.
     target: int = 0
-    # For how long a process is frozen, or the server away.
+    # For how long a process is frozen, or a server away.
     length: float = 0.0
 
 
 def blows(
-    seed: int, *, workers: int, producers: int, has_server: bool, can_sever: bool, has_children: bool
+    seed: int,
+    *,
+    workers: int,
+    producers: int,
+    has_server: bool,
+    can_sever: bool,
+    has_children: bool,
+    has_redis: bool = False,
 ) -> Iterator[Blow]:
     """Yield what the monkey does, without end."""
     rng = stream(seed, "monkey")
@@ -116,6 +123,8 @@ def blows(
         weights |= {"restart": 1.0, "crash": 1.2}
     if has_children:
         weights |= {"kill child": 4.0, "freeze child": 1.5}
+    if has_redis:
+        weights |= {"flush redis": 2.0, "hang redis": 2.0, "kill redis": 1.5, "restart redis": 1.5}
     kinds, by_weight = tuple(weights), tuple(weights.values())
     while True:
         kind = rng.choices(kinds, by_weight)[0]
@@ -128,6 +137,10 @@ def blows(
             "freeze meddler": rng.uniform(1, 6),
             "restart": rng.uniform(0, 2),
             "crash": rng.uniform(0, 2),
+            # From a hiccup to more than the clients wait for an answer.
+            "hang redis": rng.uniform(0.1, 5),
+            "kill redis": rng.uniform(0, 3),
+            "restart redis": rng.uniform(0, 3),
         }.get(kind, 0.0)
         target = rng.randrange(producers if kind == "kill producer" else workers)
         yield Blow(pause=rng.uniform(0.3, 2.5), kind=kind, target=target, length=length)

@@ -26,6 +26,7 @@ from django_jobs.models import JobExecution, Worker
 from tests.acc import jobs
 from tests.acc.models import Thing
 from tests.chaos import history, journal, plan
+from tests.chaos.hint_server import HintServer
 from tests.chaos.judgement import Death, Evidence, Left
 from tests.engines import PostgresServer, die_with_parent
 from tests.support import ROOT, Ledger, wait_for
@@ -60,8 +61,16 @@ class Member:
 class World:
     """All processes of a run; a file for what each of them printed, and what was done to whom in `log`."""
 
-    def __init__(self, *, seed: int, home: Path, server: PostgresServer | None, processes: int = 0) -> None:
-        self.seed, self.home, self.server, self.processes = seed, home, server, processes
+    def __init__(
+        self,
+        *,
+        seed: int,
+        home: Path,
+        server: PostgresServer | None,
+        redis: HintServer | None = None,
+        processes: int = 0,
+    ) -> None:
+        self.seed, self.home, self.server, self.redis, self.processes = seed, home, server, redis, processes
         self.log: list[str] = []
         self.counts: Counter[str] = Counter()
         self.deaths: list[Death] = []
@@ -91,6 +100,7 @@ class World:
             has_server=self.server is not None,
             can_sever=connection.vendor != "sqlite",
             has_children=self.processes > 0,
+            has_redis=self.redis is not None,
         )
         end = time.monotonic() + seconds
         # The first seconds are for starting.
@@ -188,8 +198,23 @@ class World:
                 else:
                     self._stop_server(signal.SIGINT if blow.kind == "restart" else signal.SIGQUIT)
                     self._after(blow.length, self._start_server)
+            case "flush redis" | "hang redis" | "kill redis" | "restart redis":
+                what += self._strike_redis(blow)
         self._note(what)
         self.counts[blow.kind] += 1
+
+    def _strike_redis(self, blow: plan.Blow) -> str:
+        """Do it unless Redis is away; return what to add to the note."""
+        if self.redis is None or self.redis.is_away:
+            return ": it is away already"
+        if self.redis.strike(blow.kind):
+            self._after(blow.length, self._mend_redis)
+        return ""
+
+    def _mend_redis(self) -> None:
+        if self.redis is not None:
+            self.redis.mend()
+            self._note("redis is back")
 
     def _strike_child(self, member: Member, blow: plan.Blow) -> str:
         """Kill or freeze one of the children of a worker; return which."""
@@ -261,6 +286,7 @@ class World:
         self._note("quiet from here")
         if not self._is_server_up:
             self._start_server()
+        self._mend_redis()
         self._due.clear()
         for pid in list(self._frozen):
             self._thaw_child(pid)
