@@ -1,4 +1,4 @@
-"""Make any text fit for every database: no NUL, no lone surrogates, bounded; used wherever text is stored."""
+"""Make text fit for every database (no NUL, no lone surrogates, bounded) or for one line of a log."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def clean_middle(value: object, limit: int) -> str:
         half = limit // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
     return storable(text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error without its line breaks; the name of its class where it has no text."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def storable(text: str) -> str:

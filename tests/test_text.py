@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_jobs.text import clean_middle, clean_text
+from django_jobs.text import clean_middle, clean_text, one_line
 
 REPLACED = "\ufffd"
 
@@ -59,3 +59,14 @@ def test_any_text_becomes_one_that_every_database_takes(text: str, limit: int) -
         assert "\0" not in cleaned
         assert json.loads(json.dumps(cleaned).encode()) == cleaned.encode().decode()
     assert len(clean_text(text, limit)) <= limit
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError("connection refused\n\tIs the server running?"), "connection refused Is the server running?"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_an_error_for_the_log_is_one_line_and_never_empty(error: Exception, line: str) -> None:
+    assert one_line(error) == line

@@ -44,8 +44,8 @@ def message_of(exception: BaseException) -> str:
     return clean_text(exception, MESSAGE_LENGTH)
 
 
-def one_line(exception: BaseException, message: str) -> str:
-    """Return the class and the text of an exception."""
+def summary(exception: BaseException, message: str) -> str:
+    """Return the class and the text of an exception, as the list of executions shows it."""
     name = clean_text(type(exception).__qualname__.rpartition(".")[2], CLASS_LENGTH)
     return f"{name}: {message}" if message else name
 

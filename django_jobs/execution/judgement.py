@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_jobs.conf import get_settings
 from django_jobs.exceptions import Cancelled, InvalidPayload, Reschedule, TimedOut
-from django_jobs.execution.errors import error_entry, fingerprint, message_of, one_line, stack_text
+from django_jobs.execution.errors import error_entry, fingerprint, message_of, stack_text, summary
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def failed(run: Run, exception: BaseException, *, message: str | None = None, tr
     return Failed(
         exception=exception,
         error=error_entry(run, exception, text, trace),
-        message=one_line(exception, text),
+        message=summary(exception, text),
         fingerprint=fingerprint(run.job.name, exception),
         delay=_delay(run, exception),
     )
@@ -133,7 +133,7 @@ def _released(run: Run, exception: BaseException | None = None) -> Outcome:
 
 def _aborted_by(run: Run, exception: BaseException) -> Aborted:
     text = message_of(exception)
-    return Aborted(error=error_entry(run, exception, text), message=one_line(exception, text))
+    return Aborted(error=error_entry(run, exception, text), message=summary(exception, text))
 
 
 def _timeout_text(run: Run) -> str:

@@ -10,7 +10,8 @@ from django_jobs import clock
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias
 from django_jobs.runtime.fleet import WORKER_ROLE
-from django_jobs.runtime.startup import DatabaseNotReady, check_tables, one_line, wait_for_database
+from django_jobs.runtime.startup import DatabaseNotReady, check_tables, wait_for_database
+from django_jobs.text import one_line
 
 # A probe has little time, and comes again.
 PATIENCE = 3.0

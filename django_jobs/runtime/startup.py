@@ -22,6 +22,7 @@ from django_jobs.options import queue as checked_queue
 from django_jobs.pooling import bypass_pool, pool_size
 from django_jobs.runtime.limits import Limits
 from django_jobs.schedules import configured
+from django_jobs.text import one_line
 
 ROLES = ("worker", "scheduler", "sweep")
 # Longer than a restart of the database takes, and well within the minute in which a supervisor wants to know.
@@ -190,11 +191,6 @@ def _try(using: str, deadline: float) -> str | None:
     if error is not None:
         raise error
     return None
-
-
-def one_line(error: BaseException) -> str:
-    """Return the text of an error without its line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def check_tables(using: str) -> None:

@@ -31,11 +31,11 @@ from django_jobs.runtime.startup import (
     DatabaseNotReady,
     Options,
     check_tables,
-    one_line,
     refuse_transaction,
     wait_for_database,
     welcome,
 )
+from django_jobs.text import one_line
 
 logger = logging.getLogger("django_jobs.supervisor")
 

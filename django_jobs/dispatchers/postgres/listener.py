@@ -17,6 +17,7 @@ from django.db import connections
 from django_jobs.dispatchers.postgres import channel
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.loop import start_thread
+from django_jobs.text import one_line
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -91,7 +92,7 @@ class Listener:
                     self._fails("unheard", UNHEARD)
                     self._pause = UNHEARD_PAUSE
                 except Exception as error:  # noqa: BLE001 - whatever the driver raises, it is tried again
-                    self._fails("lost", f"the connection that listens is lost: {' '.join(str(error).split())}")
+                    self._fails("lost", f"the connection that listens is lost: {one_line(error)}")
                 finally:
                     connections[self._using].close()
                 self._stopped.wait(self._pause * random.uniform(0.5, 1.0))

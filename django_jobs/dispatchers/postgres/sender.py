@@ -13,6 +13,7 @@ from django_jobs.context import shielded
 from django_jobs.dispatchers.postgres import channel
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.loop import start_thread
+from django_jobs.text import one_line
 
 logger = logging.getLogger("django_jobs")
 
@@ -126,7 +127,7 @@ class Sender:
             channel.send(connections[using], message)
         except Exception as error:  # noqa: BLE001 - whatever it is, the rows stand and the thread goes on
             if not self._is_failing:
-                logger.warning("NOTIFY failed; workers find rows by polling: %s", " ".join(str(error).split()))
+                logger.warning("NOTIFY failed; workers find rows by polling: %s", one_line(error))
             self._is_failing = True
             connections[using].close()
         else:

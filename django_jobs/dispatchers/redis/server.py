@@ -21,6 +21,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from django_jobs.dispatchers.base import Unavailable
+from django_jobs.text import one_line
 
 # What the alias says of these is for its own use: a cache may wait for long, and has its own number of connections.
 OUR_OWN = ("socket_timeout", "socket_connect_timeout", "retry", "retry_on_error", "retry_on_timeout", "max_connections")
@@ -82,7 +83,7 @@ class Server:
             raise Unavailable(f"the server of the cache {self._alias!r}: {self._explain(error)}") from None
 
     def _explain(self, error: Exception) -> str:
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = one_line(error)
         if isinstance(error, ResponseError) and "unknown command" in text.lower():
             return "it is too old, it does not know BZMPOP; use Redis 7, Valkey, or newer"
         if isinstance(error, MasterNotFoundError):

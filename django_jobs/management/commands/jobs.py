@@ -27,7 +27,8 @@ from django_jobs.cli.terminal import Terminal
 from django_jobs.exceptions import Conflict, JobsError
 from django_jobs.models import jobs_alias
 from django_jobs.reading.listing import STATUSES
-from django_jobs.runtime.startup import check_tables, one_line
+from django_jobs.runtime.startup import check_tables
+from django_jobs.text import one_line
 
 NOTHING_DONE, USAGE, NO_DATABASE, INTERRUPTED = 1, 2, 3, 130
 # Options of every command of Django, which people write at the end of the line.
