@@ -22,6 +22,8 @@ from django_jobs.cli.choosing import Filters, moment
 from django_jobs.cli.endings import UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.definition import job
+from django_jobs.dispatchers import get_dispatcher
+from django_jobs.dispatchers.direct import DirectDispatcher
 from django_jobs.fields import uuid7
 from django_jobs.management.commands import jobs as command
 from django_jobs.models import JobExecution, JobState, QueueState
@@ -281,6 +283,18 @@ def test_on_a_terminal_it_asks_before_it_does_something_to_many(monkeypatch: pyt
     monkeypatch.setattr(sys, "stdin", Screen("y\n"))
     assert "1 cancelled" in jobs("cancel", "--job", "acc.mark")
     assert status(row) == Status.CANCELLED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_runs_in_the_process_of_the_command_in_direct_mode(settings: Any) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DISPATCHER": "direct"}
+    dispatcher = get_dispatcher()
+    assert isinstance(dispatcher, DirectDispatcher)
+    row = JobExecutionFactory(failed=True)
+    jobs("retry", row.pk)
+    jobs("push", "acc.mark")
+    assert dispatcher._here()._runner is None
+    assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.PENDING}
 
 
 def test_jobs_and_queues_are_paused_and_resumed(own_jobs: None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from django_jobs import clock, services
+from django_jobs import clock, dispatchers, services
 from django_jobs.cli.choosing import Filters, executions, filtered, gone
 from django_jobs.cli.endings import NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
@@ -60,7 +60,9 @@ def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *,
         _ask(terminal, verb, rows, yes=yes)
     done, skipped = 0, Counter[str]()
     for page in _pages(rows):
-        report = verb.run(JobExecution.objects.using(using).filter(pk__in=page), by=by)
+        # What is queued again runs elsewhere, see acting.push().
+        with dispatchers.get_dispatcher().aside():
+            report = verb.run(JobExecution.objects.using(using).filter(pk__in=page), by=by)
         done += report.done
         skipped.update(short_reason(row, why) for row, why in report.skipped)
         if ids:
