@@ -28,7 +28,7 @@ class Parked(TextChoices):
 
     PAUSED = "paused", _("paused")  # its job is resumed
     UNKNOWN = "unknown", _("no worker knows the job")  # a worker lists its name
-    CONCURRENCY = "concurrency", _("as many run as may")  # runs of its job end
+    CONCURRENCY = "concurrency", _("its job is at its limit")  # runs of its job end
 
 
 class Skip(TextChoices):
