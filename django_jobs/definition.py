@@ -183,6 +183,11 @@ class Job(Policy, Generic[P]):
         return self
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that its rows may carry: its own first, then its aliases."""
+        return (self.name, *self.aliases)
+
+    @property
     def takes_context(self) -> bool:
         """Whether the handler's first parameter is a JobContext."""
         return self.schema.takes_context

@@ -42,7 +42,7 @@ def _with_other_names(paused: Iterable[str]) -> frozenset[str]:
     names = set(paused)
     for name in tuple(names):
         if (job := registry.find(name)) is not None:
-            names.update((job.name, *job.aliases))
+            names.update(job.names)
     return frozenset(names)
 
 

@@ -17,17 +17,17 @@ def jobs() -> list[Job[...]]:
 
 def names(of: Iterable[Job[...]]) -> frozenset[str]:
     """Return all names of these jobs, aliases included."""
-    return frozenset(name for job in of for name in (job.name, *job.aliases))
+    return frozenset(name for job in of for name in job.names)
 
 
 def running(job: Job[...], *, using: str) -> ExecutionQuerySet:
     """Return the rows that count for a job: also those of workers that died, until they are rescued."""
-    rows: ExecutionQuerySet = JobExecution.objects.using(using).running().among_jobs(names([job]))
+    rows: ExecutionQuerySet = JobExecution.objects.using(using).running().among_jobs(job.names)
     return rows
 
 
 def full(of: Iterable[Job[...]], *, using: str) -> frozenset[str]:
-    """Return the names of those among these jobs of which as many run as may."""
+    """Return the names of those among these jobs that are at their limit."""
     return names(
         job for job in of if job.concurrency is not None and running(job, using=using).count() >= job.concurrency
     )

@@ -37,7 +37,7 @@ def register(job: Job[...]) -> None:
         if known is not None and _is_reimport(known, job):
             unregister(job.name)
         taken = _names | {name: _names[exact] for name, exact in _folded.items()}
-        for name in (job.name, *job.aliases):
+        for name in job.names:
             other = taken.get(name) or taken.get(name.casefold())
             if other is not None:
                 raise DefinitionError(
@@ -45,7 +45,7 @@ def register(job: Job[...]) -> None:
                     f"Names and aliases are unique, also without case: give one of them another name=…."
                 )
         _jobs[job.name] = job
-        for name in (job.name, *job.aliases):
+        for name in job.names:
             _names[name] = job
             _folded[name.casefold()] = name
 
@@ -54,7 +54,7 @@ def unregister(name: str) -> None:
     """Forget the job registered under this name, and its aliases; unknown names are ignored."""
     with _lock:
         job = _jobs.pop(name, None)
-        for known in (job.name, *job.aliases) if job else ():
+        for known in job.names if job else ():
             del _names[known], _folded[known.casefold()]
 
 

@@ -157,7 +157,7 @@ def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> li
     """Claim rows of one job with `concurrency=`, never more than may still run; called by workers.
 
     Judged under a lock on the job's state: while another process has that, nothing is taken. `options` are those of
-    claim(), `names` being the names of the job.
+    claim().
     """
     if job.concurrency is None:
         raise ValueError(f"{job.name} has no concurrency=; expected a job with one, others are claimed by claim().")
@@ -174,7 +174,7 @@ def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> li
         if not _hold_state(job.name, using):
             return []
         free = job.concurrency - running.count()
-        return claim(limit=min(limit, free), using=using, **options)
+        return claim(names=job.names, limit=min(limit, free), using=using, **options)
 
 
 def _hold_state(job_name: str, using: str) -> bool:
@@ -396,8 +396,8 @@ def _statuses(endings: Sequence[Ending], connection: Any) -> dict[UUID, Status]:
     turned = (Status.ERROR, Status.SCHEDULED, Status.PENDING)
     asked = [ending.execution_id for ending in endings if ending.status in turned]
     if asked:
-        rows = JobExecution.objects.using(connection.alias).filter(pk__in=asked, status=Status.CANCELLED)
-        moved.update(dict.fromkeys(rows.values_list("pk", flat=True), Status.CANCELLED))
+        cancelled = JobExecution.objects.using(connection.alias).filter(pk__in=asked, status=Status.CANCELLED)
+        moved.update(dict.fromkeys(cancelled.values_list("pk", flat=True), Status.CANCELLED))
     return moved
 
 

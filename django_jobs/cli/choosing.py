@@ -72,7 +72,7 @@ def job_names(name: str, *, using: str) -> tuple[str, ...]:
     """Return the names of rows of this job; raise UsageError when nobody registered it and it has no rows either."""
     job = registry.find(name)
     if job is not None:
-        return (job.name, *job.aliases)
+        return job.names
     known = distinct(JobExecution.objects.using(using).all(), "job_name")
     if name in known:
         return (name,)

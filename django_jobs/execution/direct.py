@@ -172,8 +172,7 @@ class DirectRunner:
                 at_limit.setdefault(registry.get(name).name, []).append(pk)
         for name, ids in at_limit.items():
             job = registry.get(name)
-            names = sorted(quotas.names([job]))
-            self._start(transitions.claim_within(job, names=names, ids=ids, limit=len(ids), **options), left)
+            self._start(transitions.claim_within(job, ids=ids, limit=len(ids), **options), left)
             self._backlog.put_back([left.pop(pk) for pk in ids if pk in left], delay=SOON, job=name)
 
     def _start(self, claimed: list[JobExecution], left: dict[UUID, Told]) -> None:

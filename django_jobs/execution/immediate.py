@@ -85,7 +85,7 @@ def _claim(pk: UUID, queue: str, names: frozenset[str], liveness: Liveness) -> l
         job = registry.get(name)
         # Twice: the first run of a job there ever was only makes the row of its state, which is the lock.
         for _ in range(2):
-            if claimed := transitions.claim_within(job, names=sorted(quotas.names([job])), **options):
+            if claimed := transitions.claim_within(job, **options):
                 return claimed
     return []
 

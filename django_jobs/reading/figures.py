@@ -58,11 +58,11 @@ class Figures:
 
     def of(self, job: Job[...], kind: str) -> Figure:
         """Return how many rows of this kind the job has, under its name and its aliases."""
-        return sum((self.counts.get((name, kind), Figure()) for name in names(job)), Figure(0, kind in self.cut))
+        return sum((self.counts.get((name, kind), Figure()) for name in job.names), Figure(0, kind in self.cut))
 
     def last(self, job: Job[...]) -> tuple[datetime, str, str] | None:
         """Return end, status and name of the job's execution that ended last."""
-        return max(((*self.ends[name], name) for name in names(job) if name in self.ends), default=None)
+        return max(((*self.ends[name], name) for name in job.names if name in self.ends), default=None)
 
     def unknown(self) -> dict[str, Figure]:
         """Return the rows that no live worker knows, by their name."""
@@ -77,11 +77,6 @@ class Figures:
         return self.counts.get((name, QUEUE), Figure(0, QUEUE in self.cut))
 
 
-def names(job: Job[...]) -> tuple[str, ...]:
-    """Return the names that rows of the job carry."""
-    return (job.name, *job.aliases)
-
-
 def collect(jobs: Iterable[Job[...]], *, using: str) -> Figures:
     """Count the finished rows of these jobs, and the live rows of all, in one statement.
 
@@ -89,7 +84,7 @@ def collect(jobs: Iterable[Job[...]], *, using: str) -> Figures:
     """
     rows = JobExecution.objects.using(using)
     live = _live(rows)
-    parts = [_together([_of_job(name, status, rows, using) for name in names(job) for status in KEPT]) for job in jobs]
+    parts = [_together([_of_job(name, status, rows, using) for name in job.names for status in KEPT]) for job in jobs]
     parts.append(_together([_grouped(kind, found, using) for kind, found in live.items()]))
     sql, params = _together(parts)
     with connections[using].cursor() as cursor:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_jobs import clock, registry
 from django_jobs.models import JobExecution, JobState
-from django_jobs.reading.figures import KEPT, Figure, Figures, collect, names
+from django_jobs.reading.figures import KEPT, Figure, Figures, collect
 from django_jobs.reading.queues import QueueFacts, queue_facts
 from django_jobs.states import Parked, Skip, Status
 
@@ -80,13 +80,13 @@ def read_overview(jobs: Sequence[Job[...]], *, using: str) -> Overview:
     """Read it in four queries, whatever the number of jobs and rows."""
     now = clock.now(using)
     figures = collect(jobs, using=using)
-    states = JobState.objects.using(using).in_bulk([name for job in jobs for name in names(job)])
+    states = JobState.objects.using(using).in_bulk([name for job in jobs for name in job.names])
     last = _last(jobs, figures, using)
     facts = [
         JobFacts(
             job=job,
             state=states.get(job.name),
-            pause=next((s for name in names(job) if (s := states.get(name)) is not None and s.paused_at), None),
+            pause=next((s for name in job.names if (s := states.get(name)) is not None and s.paused_at), None),
             last=last.get(job.name),
             counts={kind: figure for kind in (*LIVE, *FINISHED) if (figure := figures.of(job, kind.name))},
             now=now,

@@ -66,7 +66,7 @@ class Limited:
         claimed: list[JobExecution] = []
         for (name, queue), ids in chosen.items():
             job = registry.get(name)
-            taken = claim(job, queue=queue, names=sorted(quotas.names([job])), ids=ids, limit=len(ids))
+            taken = claim(job, queue=queue, ids=ids, limit=len(ids))
             self._note(name, all_taken=len(taken) == len(ids))
             claimed += taken
         return claimed

@@ -57,7 +57,7 @@ class Surplus:
         if not jobs:
             self.seen = frozenset()
             return math.inf
-        by_name = {name: job for job in jobs for name in quotas.names([job])}
+        by_name = {name: job for job in jobs for name in job.names}
         heads: dict[Pair, list[Place]] = {}
         edges: dict[str, Place] = {}
         queues = distinct(self._moves.rows().pending(), "queue")
@@ -133,7 +133,7 @@ class Surplus:
             return False
         best = self._parked[pair]
         if best is None:
-            parked = self._parked_rows().filter(queue=queue).among_jobs(quotas.names([job]))
+            parked = self._parked_rows().filter(queue=queue).among_jobs(job.names)
             ordered = parked.order_by("rank", "scheduled_at", "pk").values_list("rank", "scheduled_at", "pk")
             best = self._parked[pair] = deque(ordered[:REMEMBERED])
         edge = edges.get(queue)

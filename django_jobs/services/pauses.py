@@ -87,7 +87,7 @@ def _names_of(name: str, using: str) -> tuple[str, ...]:
     """Return the names of the job, its present one first."""
     job = registry.find(name)
     if job is not None:
-        return (job.name, *job.aliases)
+        return job.names
     # Code that is deployed elsewhere, or gone, has left a state; for other names this raises, with the mend.
     if not JobState.objects.using(using).filter(job_name=name).exists():
         registry.get(name)

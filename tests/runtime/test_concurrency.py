@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_jobs import clock, job, quotas, registry, transitions
+from django_jobs import clock, job, registry, transitions
 from django_jobs.definition import Job
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import stage, surplus
@@ -59,7 +59,6 @@ def claim(limited: Job[...], ids: list[Any], worker: Any = None, now: datetime |
     return transitions.claim_within(
         limited,
         queue="default",
-        names=sorted(quotas.names([limited])),
         ids=ids,
         worker_id=(worker or WorkerFactory(now=now)).pk,
         limit=len(ids),
