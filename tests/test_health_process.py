@@ -20,7 +20,8 @@ from django_jobs import clock
 from django_jobs.execution.liveness import Liveness
 from django_jobs.models import Worker
 from django_jobs.runtime import runner
-from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError
+from django_jobs.runtime.options import Options, UsageError
+from django_jobs.runtime.startup import DatabaseNotReady
 from tests.acc import jobs
 from tests.factories import WorkerFactory
 from tests.forwarder import forwarded_database

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from django_jobs.runtime.startup import DatabaseNotReady, UsageError
+from django_jobs.runtime.options import UsageError
+from django_jobs.runtime.startup import DatabaseNotReady
 
 __all__ = ["DatabaseNotReady", "NothingDone", "UsageError"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from django_jobs.loop import start_thread
-from django_jobs.runtime.startup import Options
+from django_jobs.runtime.options import Options
 
 # The command line of a child is its supervisor's.
 ENVIRONMENT = "DJANGO_JOBS_CHILD"

@@ -19,7 +19,7 @@ from typing import Any
 
 from django_jobs.loop import start_thread
 from django_jobs.runtime.health import Answer, Probes
-from django_jobs.runtime.startup import UsageError
+from django_jobs.runtime.options import UsageError
 
 logger = logging.getLogger("django_jobs.health")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from django_jobs.conf import get_settings
 from django_jobs.loop import Loop
 from django_jobs.runtime.health import Probes
-from django_jobs.runtime.startup import UsageError
+from django_jobs.runtime.options import UsageError
 
 
 @contextlib.contextmanager

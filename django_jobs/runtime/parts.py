@@ -12,10 +12,10 @@ from django_jobs.dispatchers import Subscription
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import Tick
 from django_jobs.runtime.limits import MemoryLimit
+from django_jobs.runtime.options import Options
 from django_jobs.runtime.rescue import Rescue
 from django_jobs.runtime.scheduler import Scheduler
 from django_jobs.runtime.stage import Stage
-from django_jobs.runtime.startup import Options
 from django_jobs.runtime.sweep import Sweep
 from django_jobs.runtime.trim import Trim
 from django_jobs.runtime.worker import Worker

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from django.utils import autoreload
 
-from django_jobs.runtime.runner import DONE, FAILED, Runner
+from django_jobs.runtime.exits import DONE, FAILED
+from django_jobs.runtime.runner import Runner
 
 # A person waits for the reload: what runs is handed back soon.
 DRAIN = 1.0

@@ -22,50 +22,22 @@ from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child, when_supervisor_is_gone
+from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
 from django_jobs.runtime.forks import part_at_forks
 from django_jobs.runtime.health import Health
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.once import run_once
+from django_jobs.runtime.options import Options
 from django_jobs.runtime.parts import Parts, subscribed
 from django_jobs.runtime.reports import reported
 from django_jobs.runtime.requests import LOOK_EVERY, Request, Requests, StopNow
-from django_jobs.runtime.startup import (
-    PATIENCE,
-    DatabaseNotReady,
-    Options,
-    check_tables,
-    refuse_transaction,
-    wait_for_database,
-    welcome,
-)
+from django_jobs.runtime.startup import PATIENCE, DatabaseNotReady, check_tables, refuse_transaction, wait_for_database
+from django_jobs.runtime.welcome import welcome
 from django_jobs.runtime.worker import Worker
 from django_jobs.text import one_line
 
 logger = logging.getLogger("django_jobs.runner")
-
-# Exit codes. A second signal ends with 128 + its number.
-DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
-
-# For what Python waits for when a process ends: threads that are no daemons, hooks of the project.
-LINGER = 2.0
-
-
-def end_soon(code: int) -> None:
-    """End this process within LINGER seconds, also when threads that handlers left behind would keep it alive.
-
-    Those are threads of their own making, and of pools for synchronous code of coroutines.
-    """
-
-    def end() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
-
-    timer = threading.Timer(LINGER, end)
-    timer.daemon = True
-    timer.start()
 
 
 class Runner:

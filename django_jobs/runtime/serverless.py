@@ -12,8 +12,10 @@ from django_jobs.conf import get_settings
 from django_jobs.execution.engine import AFTER_DRAIN
 from django_jobs.loop import start_thread
 from django_jobs.models import jobs_alias
-from django_jobs.runtime.runner import DONE, Runner
-from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError, refuse_transaction
+from django_jobs.runtime.exits import DONE
+from django_jobs.runtime.options import Options, UsageError
+from django_jobs.runtime.runner import Runner
+from django_jobs.runtime.startup import DatabaseNotReady, refuse_transaction
 
 # Of the time there is, for the drain and for what follows it.
 SHARE = 0.2

@@ -22,19 +22,14 @@ from django_jobs.execution.engine import AFTER_DRAIN
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
+from django_jobs.runtime.exits import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
+from django_jobs.runtime.options import Options
 from django_jobs.runtime.reports import Reports
 from django_jobs.runtime.requests import SIGNALS, Request, Requests, StopNow
-from django_jobs.runtime.runner import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
-from django_jobs.runtime.startup import (
-    DatabaseNotReady,
-    Options,
-    check_tables,
-    refuse_transaction,
-    wait_for_database,
-    welcome,
-)
+from django_jobs.runtime.startup import DatabaseNotReady, check_tables, refuse_transaction, wait_for_database
+from django_jobs.runtime.welcome import welcome
 from django_jobs.text import one_line
 
 logger = logging.getLogger("django_jobs.supervisor")

@@ -20,9 +20,10 @@ from django.test import Client
 
 from django_jobs import job, registry
 from django_jobs.models import JobExecution, JobState, Worker
-from django_jobs.runtime.runner import DONE, Runner
+from django_jobs.runtime.exits import DONE
+from django_jobs.runtime.options import Options
+from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.scheduler import MAX_DELAY, Scheduler
-from django_jobs.runtime.startup import Options
 from django_jobs.services import pause_job, pause_queue, resume_job, resume_queue
 from django_jobs.signals import job_pushed
 from django_jobs.states import Status

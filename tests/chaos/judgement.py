@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from django_jobs.runtime.runner import NO_DATABASE
+from django_jobs.runtime.exits import NO_DATABASE
 from django_jobs.states import FINAL, LIVE, Status
 from tests.chaos.actors import marker
 from tests.chaos.history import Change

@@ -22,8 +22,8 @@ from django_jobs.runtime import health, health_port, reports
 from django_jobs.runtime.health import Answer, Health
 from django_jobs.runtime.health_port import Server
 from django_jobs.runtime.heartbeat_file import heartbeat_file
+from django_jobs.runtime.options import UsageError
 from django_jobs.runtime.reports import Reports, reported
-from django_jobs.runtime.startup import UsageError
 from tests.support import free_port, wait_for
 
 # Nothing here asks a database: once is enough.

@@ -22,10 +22,13 @@ from django_jobs.runtime import runner as module
 from django_jobs.runtime import startup
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
+from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
+from django_jobs.runtime.options import Options, UsageError
 from django_jobs.runtime.requests import Request, Requests, StopNow
-from django_jobs.runtime.runner import DONE, FAILED, RECYCLED, Runner
+from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.stage import Stage
-from django_jobs.runtime.startup import DatabaseNotReady, Options, UsageError
+from django_jobs.runtime.startup import DatabaseNotReady
+from django_jobs.runtime.welcome import welcome
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
@@ -98,7 +101,7 @@ class TestStartup:
         assert startup.PATIENCE < 55
 
     def test_a_queue_that_no_job_declares_is_told_at_the_start(self) -> None:
-        lines = startup.welcome(Options.of(queues=["nonsense"]), "default")
+        lines = welcome(Options.of(queues=["nonsense"]), "default")
         assert any("no job here declares the queue nonsense; declared: default" in line for line in lines)
 
     def test_a_driver_that_hangs_is_given_up_on(self, monkeypatch: Any) -> None:
@@ -155,7 +158,7 @@ class TestStartup:
             @job(name="acc.three")
             def three() -> None: ...
 
-            text = "\n".join(startup.welcome(Options.of(queues=["a", "b"], exclude=["b"], concurrency=4), "default"))
+            text = "\n".join(welcome(Options.of(queues=["a", "b"], exclude=["b"], concurrency=4), "default"))
         assert "jobs: 3 (1 cron, 2 database)" in text
         assert "queues: a, b except b; slots: 4" in text
         assert connections["default"].display_name in text
@@ -169,14 +172,14 @@ class TestStartup:
     ) -> None:
         """Handlers that wait for a connection look like handlers that hang."""
         monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": pool})
-        text = "\n".join(startup.welcome(Options.of(concurrency=10), "default"))
+        text = "\n".join(welcome(Options.of(concurrency=10), "default"))
         assert ("the pool of the database 'default' has" in text) == (size is not None)
         assert size is None or f"has {size} connections for 10 slots" in text
-        assert "the pool" not in "\n".join(startup.welcome(Options.of(roles=["sweep"]), "default"))
+        assert "the pool" not in "\n".join(welcome(Options.of(roles=["sweep"]), "default"))
 
     def test_no_password_is_shown(self, monkeypatch: Any) -> None:
         monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "sesame")
-        assert "sesame" not in "\n".join(startup.welcome(Options.of(), "default"))
+        assert "sesame" not in "\n".join(welcome(Options.of(), "default"))
 
 
 class TestRequests:

@@ -17,9 +17,9 @@ import pytest
 
 from django_jobs.runtime import supervisor as module
 from django_jobs.runtime.child import ENVIRONMENT, Child
+from django_jobs.runtime.exits import DONE, FAILED, NO_DATABASE, RECYCLED, USAGE
 from django_jobs.runtime.limits import MEGABYTE, Limits, MemoryLimit
-from django_jobs.runtime.runner import DONE, FAILED, NO_DATABASE, RECYCLED, USAGE
-from django_jobs.runtime.startup import Options
+from django_jobs.runtime.options import Options
 from django_jobs.runtime.supervisor import Supervisor, children_of, ended
 from tests.runtime.support import in_thread
 from tests.support import wait_for

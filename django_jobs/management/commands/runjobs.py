@@ -23,9 +23,11 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 from django_jobs.runtime.check import missing
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
+from django_jobs.runtime.exits import FAILED, NO_DATABASE, USAGE, end_soon
+from django_jobs.runtime.options import ROLES, Options, UsageError
 from django_jobs.runtime.reload import run_reloading
-from django_jobs.runtime.runner import FAILED, NO_DATABASE, USAGE, Runner, end_soon
-from django_jobs.runtime.startup import ROLES, DatabaseNotReady, Options, UsageError
+from django_jobs.runtime.runner import Runner
+from django_jobs.runtime.startup import DatabaseNotReady
 from django_jobs.runtime.supervisor import Supervisor
 
 

@@ -1,0 +1,31 @@
+"""How a `runjobs` process ends: its exit codes, and the end by force of one that lingers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+
+# Exit codes. A second signal ends with 128 + its number.
+DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
+
+# For what Python waits for when a process ends: threads that are no daemons, hooks of the project.
+LINGER = 2.0
+
+
+def end_soon(code: int) -> None:
+    """End this process within LINGER seconds, also when threads that handlers left behind would keep it alive.
+
+    Those are threads of their own making, and of pools for synchronous code of coroutines.
+    """
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+    timer = threading.Timer(LINGER, end)
+    timer.daemon = True
+    timer.start()
