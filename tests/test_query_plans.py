@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Q
 
 from django_jobs import registry, retention, transitions
 from django_jobs.cli.tail import Ends
@@ -375,7 +376,7 @@ def test_a_claim_reads_no_more_when_a_paused_job_holds_back_better_rows() -> Non
 def test_what_a_limit_holds_back_is_found_by_why_it_is_parked() -> None:
     process = Surplus(Moves(using="default"), using="default")
     with statements() as seen:
-        assert not process.waits(())
+        assert not process.waits((), Q())
         process.tick(NOW, frozenset(), time.monotonic())
     plans = [Plan(sql, params) for sql, params in seen if "parked_reason" in sql]
     assert len(plans) == 2

@@ -85,10 +85,10 @@ class Stage(Pauses):
             self.pending_queues = frozenset(distinct(self._moves.rows().pending(), "queue"))
         return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
 
-    def has_due(self) -> bool:
-        """Whether rows wait that the next ticks would make claimable, and that could run then."""
-        due = self._moves.rows().due(clock.now(self._using)).exists()
-        return bool(due) or self._surplus.waits(self.paused_jobs)
+    def has_due(self, served: Q) -> bool:
+        """Whether rows of the queues that are `served` wait that the next ticks would make claimable."""
+        due = self._moves.rows().due(clock.now(self._using)).filter(served).exists()
+        return bool(due) or self._surplus.waits(self.paused_jobs, served)
 
     def _share(self, times: int = 1) -> float:
         self._deadline = time.monotonic() + SHARE * times

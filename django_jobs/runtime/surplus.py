@@ -12,6 +12,8 @@ from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
+from django.db.models import Q
+
 from django_jobs import quotas
 from django_jobs.definition import Job
 from django_jobs.querysets import ExecutionQuerySet
@@ -78,11 +80,11 @@ class Surplus:
         came_back = [self._refill(pair, by_name, heads.get(pair, []), edges, now) for pair in pairs]
         return 0.0 if more else SOON if any(came_back) else math.inf
 
-    def waits(self, paused: Collection[str]) -> bool:
-        """Whether parked rows could run now: their job is neither paused nor at its limit."""
+    def waits(self, paused: Collection[str], served: Q) -> bool:
+        """Whether parked rows could run now: their queue is `served`, their job is neither paused nor at its limit."""
         jobs = [job for job in quotas.jobs() if job.name not in paused]
         names = quotas.names(jobs) - quotas.full(jobs, using=self._using)
-        return bool(names) and self._parked_rows().among_jobs(names).exists()
+        return bool(names) and self._parked_rows().filter(served).among_jobs(names).exists()
 
     def _look_at(
         self,

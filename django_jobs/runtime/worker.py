@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
+from django.db.models import Q
+
 from django_jobs import clock, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.engine import Engine
@@ -199,6 +201,11 @@ class Worker:
             else set(self._queues)
         )
         return sorted(queues - self._exclude - set(self._pauses.queues()))
+
+    def serves(self) -> Q:
+        """Return the condition on rows that this worker would claim from their queue now, seen before or not."""
+        left_alone = Q(queue__in=self._exclude.union(self._pauses.queues()))
+        return ~left_alone if self._queues is None else ~left_alone & Q(queue__in=self._queues)
 
     def _best_queue(self, queues: list[str], names: list[str]) -> tuple[str | None, int | None]:
         """Return the queue with the best head, and the rank of the next one's head: so far it may be claimed from."""

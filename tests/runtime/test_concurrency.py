@@ -19,7 +19,7 @@ from django_jobs.runtime.limited import Limited
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.worker import Worker
 from django_jobs.states import Status
-from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
+from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.runtime.support import at_once, held, in_thread, statuses
 from tests.runtime.test_runner import once
 from tests.runtime.workers import a_liveness, a_worker, ended, jobs_of
@@ -378,3 +378,18 @@ class TestOnce:
             assert once() == 0
             # One may be pending, the other may be back.
             assert {statuses()[row.pk] for row in (waiting, parked)} <= {Status.PENDING, Status.SCHEDULED}
+
+    @pytest.mark.parametrize("options", [{}, {"queues": ["default"]}, {"exclude": ["crm"]}], ids=str)
+    def test_it_does_not_wait_for_surplus_in_queues_that_it_does_not_serve(
+        self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Fault: of a hundred rows of a job with a limit in a paused queue some are parked, and it waited for them."""
+        monkeypatch.setattr(surplus, "KEPT", 2)
+        if not options:
+            QueueStateFactory(queue="crm", paused_at=clock.now("default"))
+        with jobs_of(nothing, concurrency=1) as [one]:
+            one.using(queue="crm").push_many([{}] * 12)
+            with caplog.at_level("INFO"):
+                assert once(max_time=5, **options) == 0
+        assert "stopping: nothing is left to do" in caplog.text
+        assert JobExecution.objects.live().count() == 12
