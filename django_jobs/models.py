@@ -9,7 +9,7 @@ from typing import Any
 from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
-from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, uuid7
+from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, text_name, uuid7
 from django_jobs.options import BY_LENGTH, KEY_LENGTH, NAME_LENGTH, ORGANIZATION_LENGTH, QUEUE_LENGTH
 from django_jobs.querysets import ExecutionQuerySet, WorkerQuerySet
 from django_jobs.states import FINAL, Status
@@ -116,6 +116,10 @@ class JobExecution(models.Model):
         if self._payload_json is None:
             self._payload_json = json.dumps(self.payload, cls=StrictJSONEncoder)
         return self._payload_json
+
+    def get_deferred_fields(self) -> set[str]:
+        """See Model; a column whose text came with the row is not deferred, though nobody has asked for it yet."""
+        return {name for name in super().get_deferred_fields() if text_name(name) not in vars(self)}
 
     @property
     def is_final(self) -> bool:

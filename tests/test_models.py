@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +15,7 @@ from django_jobs import clock, models
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker, jobs_alias
 from django_jobs.states import FINAL, Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
+from tests.verbs import claim
 
 pytestmark = pytest.mark.django_db
 
@@ -75,6 +78,37 @@ def test_the_payload_is_there_as_text_too() -> None:
     row = JobExecutionFactory(payload={"tag": "é", "n": [1, None]})
     assert json.loads(row.payload_json) == {"tag": "é", "n": [1, None]}
     assert json.loads(JobExecution.objects.get().payload_json) == row.payload
+
+
+class TestAClaimedRow:
+    """Whose columns are read by hand, and its JSON only when somebody asks."""
+
+    @pytest.fixture
+    def row(self, now: datetime) -> JobExecution:
+        JobExecutionFactory(now=now, payload={"n": 1}, errors=[{"message": "before"}])
+        (claimed,) = claim(WorkerFactory(now=now), now)
+        return claimed
+
+    @pytest.mark.parametrize("is_read", [False, True])
+    def test_is_read_again_as_a_whole(self, row: JobExecution, is_read: bool) -> None:
+        """Fault: a receiver that refreshed its execution found the errors of before, unless it had read them."""
+        assert not is_read or row.errors
+        JobExecution.objects.update(errors=[{"message": "now"}])
+        row.refresh_from_db()
+        assert row.errors == [{"message": "now"}]
+        assert row.payload_json == '{"n": 1}'
+
+    def test_is_saved_as_it_is(self, row: JobExecution) -> None:
+        row.payload = {"n": 2}
+        row.save()
+        saved = JobExecution.objects.get()
+        assert (saved.payload, saved.errors, saved.logs) == ({"n": 2}, [{"message": "before"}], [])
+
+    @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+    def test_is_copied_with_what_nobody_has_read(self, row: JobExecution, twin: Callable[..., JobExecution]) -> None:
+        other = twin(row)
+        assert (other, other.payload, other.errors) == (row, {"n": 1}, [{"message": "before"}])
+        assert other.created_at == JobExecution.objects.get().created_at
 
 
 def test_rows_that_were_not_just_pushed_do_not_say_whether_they_are_new() -> None:
