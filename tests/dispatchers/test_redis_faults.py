@@ -287,5 +287,5 @@ def test_a_failure_that_took_long_is_not_repeated_for_twenty_times_as_long() -> 
 
     with pytest.raises(Unavailable):
         made.call(fail_late)
-    assert made._shut_until is not None
-    assert 1.5 < made._shut_until - time.monotonic() < 5
+    assert made._open_until is not None
+    assert 1.5 < made._open_until - time.monotonic() < 5

@@ -1,4 +1,4 @@
-"""Keep pushes from waiting again and again for a server that does not answer; used by the redis dispatcher."""
+"""A circuit breaker: keeps pushes from waiting again and again for a server that does not answer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PATIENCE = 20
 
 
 class Breaker:
-    """Calls nothing for a while after a failure; then lets one caller try. Safe from any thread."""
+    """Open, and calling nothing, for a while after a failure; then one caller tries. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reason = ""
-        # None while all is well; else until when nobody is to ask, by the monotonic clock.
-        self._shut_until: float | None = None
+        # None while it is closed and all is well; else until when nobody is to ask, by the monotonic clock.
+        self._open_until: float | None = None
 
     def call(self, do: Callable[[], T]) -> T:
         """Return what `do` returns; raise Unavailable when it does, and at once while a failure is recent."""
@@ -33,27 +33,27 @@ class Breaker:
         try:
             result = do()
         except Unavailable as error:
-            self.shut(str(error), max(SHORTEST, PATIENCE * (time.monotonic() - began)))
+            self.trip(str(error), max(SHORTEST, PATIENCE * (time.monotonic() - began)))
             raise
-        self.open()
+        self.reset()
         return result
 
-    def shut(self, reason: str, seconds: float = SHORTEST) -> None:
+    def trip(self, reason: str, seconds: float = SHORTEST) -> None:
         """Call nothing for so many seconds, also if something was to be tried sooner."""
         with self._lock:
             self._reason = reason
-            self._shut_until = max(self._shut_until or 0.0, time.monotonic() + seconds)
+            self._open_until = max(self._open_until or 0.0, time.monotonic() + seconds)
 
-    def open(self) -> None:
+    def reset(self) -> None:
         """Call again from now on: the server works."""
         with self._lock:
-            self._shut_until = None
+            self._open_until = None
 
     def _admit(self, now: float) -> None:
         with self._lock:
-            if self._shut_until is None:
+            if self._open_until is None:
                 return
-            if now < self._shut_until:
+            if now < self._open_until:
                 raise Unavailable(f"{self._reason} (not asked again so soon)")
             # This caller tries, and the others wait for what comes of it.
-            self._shut_until = now + SHORTEST * PATIENCE
+            self._open_until = now + SHORTEST * PATIENCE

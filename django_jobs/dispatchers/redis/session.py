@@ -61,7 +61,7 @@ class Session(ABC):
                 return 0.0
             if self.problem is not None and isinstance(error, Unavailable):
                 # It is no lost connection only: until the next attempt nobody who pushes has to find that out.
-                self._breaker.shut(str(error), MAX_BACKOFF)
+                self._breaker.trip(str(error), MAX_BACKOFF)
             self.problem = str(error)
             self._client.connection_pool.disconnect()
             raise
@@ -70,5 +70,5 @@ class Session(ABC):
                 # One that was opened meanwhile.
                 self._client.connection_pool.disconnect()
         self.problem = None
-        self._breaker.open()
+        self._breaker.reset()
         return 0.0
