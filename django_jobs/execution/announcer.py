@@ -18,7 +18,7 @@ from django_jobs.states import FINAL, Status
 
 logger = logging.getLogger("django_jobs.announcer")
 
-Told = tuple[Run, Status, datetime]
+Ended = tuple[Run, Status, datetime]
 
 
 # Above this many runs that were not announced yet, the worker claims nothing more: each holds its payload and logs.
@@ -33,7 +33,7 @@ class Announcer:
 
     def __init__(self, *, on_death: OnDeath | None = None) -> None:
         self._on_death = on_death
-        self._told: SimpleQueue[Sequence[Told] | None] = SimpleQueue()
+        self._told: SimpleQueue[Sequence[Ended] | None] = SimpleQueue()
         # Each written by one thread only: the finisher's, and this one's.
         self._taken = 0
         self._announced = 0
@@ -43,7 +43,7 @@ class Announcer:
         """Start the thread."""
         self._thread = start_thread(self._run, name="signals", on_death=self._on_death)
 
-    def tell(self, ended: Sequence[Told]) -> None:
+    def tell(self, ended: Sequence[Ended]) -> None:
         """Announce runs whose rows were written, with the status each got and when."""
         self._taken += len(ended)
         self._told.put(ended)
@@ -69,7 +69,7 @@ class Announcer:
             del ended
 
 
-def _announce(ended: Sequence[Told]) -> None:
+def _announce(ended: Sequence[Ended]) -> None:
     for run, status, now in ended:
         try:
             announce(run, status, now)

@@ -14,7 +14,7 @@ from uuid import UUID
 REST = 1.0
 
 
-class Told(NamedTuple):
+class Entry(NamedTuple):
     """One row; they sort as claims do: by priority, then by age, which the id tells."""
 
     rank: int
@@ -28,17 +28,17 @@ class Backlog:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._heap: list[Told] = []
+        self._heap: list[Entry] = []
         self._known: set[UUID] = set()
         # Rows that could not be claimed, by the job at its limit ("": for another reason), each a heap of its own.
-        self._later: dict[str, list[Told]] = {}
+        self._later: dict[str, list[Entry]] = {}
         # From when on they are looked at again, in monotonic seconds.
         self._due: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def put(self, rows: Iterable[Told]) -> list[UUID]:
+    def put(self, rows: Iterable[Entry]) -> list[UUID]:
         """Add rows that are not here yet; return those that do not fit in."""
         left_out = []
         with self._lock:
@@ -52,17 +52,17 @@ class Backlog:
                 heapq.heappush(self._heap, row)
         return left_out
 
-    def take(self, limit: int) -> list[Told]:
+    def take(self, limit: int) -> list[Entry]:
         """Take out the best ones that are due: up to `limit`, all of the queue of the first."""
         with self._lock:
             self._bring_back(limit)
-            taken: list[Told] = []
+            taken: list[Entry] = []
             while self._heap and len(taken) < limit and (not taken or self._heap[0].queue == taken[0].queue):
                 taken.append(heapq.heappop(self._heap))
             self._known.difference_update(row.pk for row in taken)
         return taken
 
-    def put_back(self, rows: Iterable[Told], *, delay: float, job: str = "") -> None:
+    def put_back(self, rows: Iterable[Entry], *, delay: float, job: str = "") -> None:
         """Have rows that were taken looked at again in `delay` seconds, those of a job at its limit a few at a time."""
         with self._lock:
             for row in rows:

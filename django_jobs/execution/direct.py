@@ -14,7 +14,7 @@ from django.db.models import Q
 
 from django_jobs import clock, pauses, quotas, registry, transitions
 from django_jobs.conf import get_settings
-from django_jobs.execution.backlog import Backlog, Told
+from django_jobs.execution.backlog import Backlog, Entry
 from django_jobs.execution.engine import AFTER_DRAIN, GOODBYE, Engine
 from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import IDLE_CONNECTION, MAX_BACKOFF, Loop
@@ -90,7 +90,7 @@ class DirectRunner:
         """Run these rows as slots become free; return those that are left to others."""
         if not self.is_open:
             return list(ids)
-        left_out = self._backlog.put(Told(-priority, pk, queue) for pk in ids)
+        left_out = self._backlog.put(Entry(-priority, pk, queue) for pk in ids)
         if left_out and time.monotonic() - self._told_at > LOG_INTERVAL:
             self._told_at = time.monotonic()
             logger.warning("%d rows wait for slots in this process; more are left to runjobs", len(self._backlog))
@@ -146,7 +146,7 @@ class DirectRunner:
             self._beats.join(max(deadline - time.monotonic(), 0.1))
             return written
 
-    def _claim(self, left: dict[UUID, Told], queue: str, now: datetime) -> None:
+    def _claim(self, left: dict[UUID, Entry], queue: str, now: datetime) -> None:
         """Start rows of one queue; take out of `left` what started, what others took and what a pause holds back."""
         paused_jobs, paused_queues = self._pauses()
         limited = quotas.names(quotas.jobs())
@@ -175,7 +175,7 @@ class DirectRunner:
             self._start(transitions.claim_within(job, ids=ids, limit=len(ids), **options), left)
             self._backlog.put_back([left.pop(pk) for pk in ids if pk in left], delay=SOON, job=name)
 
-    def _start(self, claimed: list[JobExecution], left: dict[UUID, Told]) -> None:
+    def _start(self, claimed: list[JobExecution], left: dict[UUID, Entry]) -> None:
         self._engine.submit(claimed)
         for row in claimed:
             del left[row.pk]

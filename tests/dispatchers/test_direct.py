@@ -17,7 +17,7 @@ from django_jobs.admin.banner import outages
 from django_jobs.dispatchers import get_dispatcher
 from django_jobs.dispatchers.direct import DirectDispatcher
 from django_jobs.execution import direct
-from django_jobs.execution.backlog import Backlog, Told
+from django_jobs.execution.backlog import Backlog, Entry
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.runtime.fleet import Fleet
@@ -442,8 +442,8 @@ def test_a_process_in_direct_mode_counts_for_no_worker(settings: Settings) -> No
 
 
 class TestBacklog:
-    def told(self, *ranks: int, queue: str = "default") -> list[Told]:
-        return [Told(rank, uuid7(), queue) for rank in ranks]
+    def told(self, *ranks: int, queue: str = "default") -> list[Entry]:
+        return [Entry(rank, uuid7(), queue) for rank in ranks]
 
     def test_the_best_come_first_one_queue_at_a_time(self) -> None:
         backlog = Backlog(10)
