@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_jobs.runtime.requests import SIGNALS, give_back_signals
+from django_jobs.runtime.stopping import SIGNALS, give_back_signals
 
 # The parent's, held so that nothing closes them: a goodbye on a shared socket would end the parent's session.
 _kept: list[Any] = []

@@ -31,8 +31,8 @@ from django_jobs.runtime.once import run_once
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.parts import Parts, subscribed
 from django_jobs.runtime.reports import reported
-from django_jobs.runtime.requests import LOOK_EVERY, Request, Requests, StopNow
 from django_jobs.runtime.startup import PATIENCE, DatabaseNotReady, check_tables, refuse_transaction, wait_for_database
+from django_jobs.runtime.stopping import LOOK_EVERY, StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
 from django_jobs.runtime.worker import Worker
 from django_jobs.text import one_line
@@ -59,7 +59,7 @@ class Runner:
         self._using = jobs_alias()
         # The signals of a terminal or of systemd reach a child twice: directly, and from its supervisor, which ends it
         # at once when that is what is asked for.
-        self._requests = Requests() if child is None else Requests(insisted=lambda number: None)
+        self._requests = StopRequests() if child is None else StopRequests(insisted=lambda number: None)
         self._drain = get_settings().drain_timeout if drain is None else drain
         self._after_drain = after_drain
         self._health = Health()
@@ -75,7 +75,7 @@ class Runner:
         """Have run() end in order, after at most `drain` seconds for what runs; returns at once."""
         if drain is not None:
             self._drain = min(self._drain, drain)
-        self._requests.put(Request(reason=reason))
+        self._requests.put(StopRequest(reason=reason))
 
     def counts(self) -> tuple[int, Mapping[str, int]]:
         """Return how many executions were started, and how many ended with which status."""
@@ -165,25 +165,25 @@ class Runner:
         loop.start()
         self._health.watch(loop)
 
-    def _run_once(self, parts: Parts, end: float | None) -> Request:
+    def _run_once(self, parts: Parts, end: float | None) -> StopRequest:
         def over(seconds: float) -> bool:
             return self._requests.wait(seconds) is not None or (end is not None and time.monotonic() > end)
 
         try:
             if run_once(parts, over):
                 self.came_to_the_end = True
-                return Request(reason="nothing is left to do")
+                return StopRequest(reason="nothing is left to do")
             return self._requests.wait(0) or self._time_is_over()
         except Error as error:
-            return Request(reason=f"the database failed: {one_line(error)}", is_failure=True)
+            return StopRequest(reason=f"the database failed: {one_line(error)}", is_failure=True)
         except Exception:
             logger.exception("runjobs failed")
-            return Request(reason="an error", is_failure=True)
+            return StopRequest(reason="an error", is_failure=True)
 
-    def _time_is_over(self) -> Request:
-        return Request(reason=f"{self._options.max_time:g} s are over")
+    def _time_is_over(self) -> StopRequest:
+        return StopRequest(reason=f"{self._options.max_time:g} s are over")
 
-    def _let_end(self, worker: Worker, request: Request, end: float | None) -> Request:
+    def _let_end(self, worker: Worker, request: StopRequest, end: float | None) -> StopRequest:
         """Start nothing new and wait for what runs; return the request, or one that does not wait so long.
 
         That is also when `--max-time` is over, at the monotonic `end`.
@@ -199,7 +199,7 @@ class Runner:
             over = worker.drain(0)
         return request
 
-    def _end(self, worker: Worker | None, request: Request) -> int:
+    def _end(self, worker: Worker | None, request: StopRequest) -> int:
         """Stop claiming, let runs end, hand back what is left, say goodbye; return the exit code."""
         (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
         self._health.drain()
@@ -296,15 +296,15 @@ class Runner:
         if not usable:
             # Every slot is stuck: there is nothing to wait for.
             self._drain = 0.0
-        self._requests.put(Request(reason="a handler does not stop", is_recycle=True))
+        self._requests.put(StopRequest(reason="a handler does not stop", is_recycle=True))
 
     def _on_limit(self, reason: str) -> None:
-        self._requests.put(Request(reason=reason, is_patient=True))
+        self._requests.put(StopRequest(reason=reason, is_patient=True))
 
     def _on_orphaned(self) -> None:
-        self._requests.put(Request(reason="the supervisor is gone"))
+        self._requests.put(StopRequest(reason="the supervisor is gone"))
         # Wherever the start is waiting.
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_death(self, what: str, error: BaseException) -> None:
-        self._requests.put(Request(reason=f"{what} died of {type(error).__name__}: {error}", is_failure=True))
+        self._requests.put(StopRequest(reason=f"{what} died of {type(error).__name__}: {error}", is_failure=True))

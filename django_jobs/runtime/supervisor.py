@@ -27,8 +27,8 @@ from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.reports import Reports
-from django_jobs.runtime.requests import SIGNALS, Request, Requests, StopNow
 from django_jobs.runtime.startup import DatabaseNotReady, check_tables, refuse_transaction, wait_for_database
+from django_jobs.runtime.stopping import SIGNALS, StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
 from django_jobs.text import one_line
 
@@ -95,7 +95,7 @@ class Supervisor:
         self._say = say
         self._command = [*command] or [sys.executable, *sys.orig_argv[1:]]
         self._members = [Member(child) for child in children_of(options)]
-        self._requests = Requests(insisted=self._kill)
+        self._requests = StopRequests(insisted=self._kill)
         self._reports = Reports(self._places_of_reports)
 
     def run(self) -> int:
@@ -121,7 +121,7 @@ class Supervisor:
 
     def stop(self, reason: str = "stopped") -> None:
         """Have run() end in order; safe from any thread."""
-        self._requests.put(Request(reason=reason))
+        self._requests.put(StopRequest(reason=reason))
 
     def _tell_of_health(self, stack: contextlib.ExitStack) -> None:
         port, file = self._options.health_port, self._options.heartbeat_file
@@ -157,7 +157,7 @@ class Supervisor:
         for line in welcome(self._options, using):
             self._say(line)
 
-    def _supervise(self, started: float) -> Request | int:
+    def _supervise(self, started: float) -> StopRequest | int:
         """Keep the children alive; return the request to end, or the exit code when none of them can work."""
         for member in self._members:
             self._start(member)
@@ -166,7 +166,7 @@ class Supervisor:
         while (request := self._requests.wait(LOOK_EVERY)) is None:
             now = time.monotonic()
             if limit is not None and now - started >= limit:
-                return Request(reason=f"{limit:g} s are over")
+                return StopRequest(reason=f"{limit:g} s are over")
             for member in self._members:
                 self._look(member, now)
             refusals = [member.refusal for member in self._members if member.refusal is not None]
@@ -222,7 +222,7 @@ class Supervisor:
             member.due_at = member.started_at + member.fail()
             logger.warning("%s could not be started: %s", member.child, error)
 
-    def _end(self, request: Request | int) -> int:
+    def _end(self, request: StopRequest | int) -> int:
         """Have all children end, at the same time; return the exit code."""
         if isinstance(request, int):
             return request

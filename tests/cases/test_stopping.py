@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_jobs.models import JobExecution, Worker
-from django_jobs.runtime.requests import Request, Requests
+from django_jobs.runtime.stopping import StopRequest, StopRequests
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory
@@ -178,14 +178,14 @@ def test_what_a_deploy_interrupts_is_run_at_once_by_another_process_as_the_same_
 
 def test_handlers_that_do_not_stop_ask_for_one_new_beginning_which_a_signal_still_stops() -> None:
     """See above; a process that took the second request for a stop was gone, with its work undone."""
-    requests = Requests()
+    requests = StopRequests()
     for _ in range(3):
-        requests.put(Request(reason="a handler does not stop", is_recycle=True))
+        requests.put(StopRequest(reason="a handler does not stop", is_recycle=True))
     assert requests.wait(0) is not None
     assert requests.overrides() is None
-    requests.put(Request(reason="a handler does not stop", is_recycle=True))
-    requests.put(Request(reason="SIGTERM"))
-    assert requests.overrides() == Request(reason="SIGTERM")
+    requests.put(StopRequest(reason="a handler does not stop", is_recycle=True))
+    requests.put(StopRequest(reason="SIGTERM"))
+    assert requests.overrides() == StopRequest(reason="SIGTERM")
 
 
 # A database that takes connections and never answers

@@ -24,10 +24,10 @@ from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
 from django_jobs.runtime.options import Options, UsageError
-from django_jobs.runtime.requests import Request, Requests, StopNow
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.startup import DatabaseNotReady
+from django_jobs.runtime.stopping import StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
 from django_jobs.states import Status
 from tests.acc import jobs
@@ -184,24 +184,24 @@ class TestStartup:
 
 class TestRequests:
     def test_the_first_request_counts(self) -> None:
-        requests = Requests()
+        requests = StopRequests()
         assert requests.wait(0) is None
-        requests.put(Request(reason="a"))
-        requests.put(Request(reason="b", is_failure=True))
-        assert requests.wait(0) == requests.wait(None) == Request(reason="a")
-        assert requests.overrides() == Request(reason="b", is_failure=True)
+        requests.put(StopRequest(reason="a"))
+        requests.put(StopRequest(reason="b", is_failure=True))
+        assert requests.wait(0) == requests.wait(None) == StopRequest(reason="a")
+        assert requests.overrides() == StopRequest(reason="b", is_failure=True)
         assert requests.overrides() is None
 
     def test_a_signal_wakes_a_wait_without_end(self) -> None:
-        requests = Requests()
+        requests = StopRequests()
         requests.is_starting = False
         with requests.signals():
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
             request = requests.wait(None)
-        assert request == Request(reason="SIGTERM")
+        assert request == StopRequest(reason="SIGTERM")
 
     def test_a_signal_during_the_start_ends_it_at_once(self) -> None:
-        requests = Requests()
+        requests = StopRequests()
         with requests.signals(), pytest.raises(StopNow):
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
             time.sleep(10)
@@ -209,7 +209,7 @@ class TestRequests:
     def test_a_second_signal_ends_the_process_at_once(self, monkeypatch: Any) -> None:
         codes: list[int] = []
         monkeypatch.setattr(os, "_exit", codes.append)
-        requests = Requests()
+        requests = StopRequests()
         requests.is_starting = False
         with requests.signals():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -218,23 +218,23 @@ class TestRequests:
 
     def test_a_closed_terminal_is_one_signal_however_often_it_is_told(self, monkeypatch: Any) -> None:
         monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended at once"))
-        requests = Requests()
+        requests = StopRequests()
         requests.is_starting = False
         with requests.signals():
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGHUP)
-        assert requests.wait(0) == Request(reason="SIGHUP")
+        assert requests.wait(0) == StopRequest(reason="SIGHUP")
 
     def test_nohup_is_respected(self) -> None:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            with Requests().signals():
+            with StopRequests().signals():
                 assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         finally:
             signal.signal(signal.SIGHUP, before)
 
     def test_signals_that_were_held_back_until_the_start_are_taken(self) -> None:
-        requests = Requests()
+        requests = StopRequests()
         requests.is_starting = False
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         # To this thread: another one of the process would not hold it back.
@@ -242,16 +242,16 @@ class TestRequests:
         with requests.signals():
             assert requests.wait(0) is None
             requests.let_in()
-            assert requests.wait(5) == Request(reason="SIGTERM")
+            assert requests.wait(5) == StopRequest(reason="SIGTERM")
 
     def test_the_handlers_of_before_come_back(self) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-        with Requests().signals():
+        with StopRequests().signals():
             assert signal.getsignal(signal.SIGTERM) not in before
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
     def test_another_thread_takes_no_signals(self) -> None:
-        requests = Requests()
+        requests = StopRequests()
 
         def enter() -> bool:
             with requests.signals():

@@ -19,7 +19,7 @@ LOOK_EVERY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class StopRequest:
     """Why the process is to end."""
 
     reason: str
@@ -41,10 +41,10 @@ def end_at_once(number: int) -> None:
 
 
 # Who has taken signals in this process.
-_takers: weakref.WeakSet[Requests] = weakref.WeakSet()
+_takers: weakref.WeakSet[StopRequests] = weakref.WeakSet()
 
 
-class Requests:
+class StopRequests:
     """Takes requests from any thread and from signal handlers; the first one counts.
 
     `insisted` is called with the number of each signal after the first.
@@ -53,8 +53,8 @@ class Requests:
     def __init__(self, *, insisted: Callable[[int], None] = end_at_once) -> None:
         self._insisted = insisted
         # Not an Event: its lock may be held by the very thread that a signal handler interrupts.
-        self._queue: SimpleQueue[Request] = SimpleQueue()
-        self._first: Request | None = None
+        self._queue: SimpleQueue[StopRequest] = SimpleQueue()
+        self._first: StopRequest | None = None
         self._signals = 0
         # The handlers of before, by the signal.
         self._previous: dict[signal.Signals, Any] = {}
@@ -63,11 +63,11 @@ class Requests:
         # Were the signal handlers installed, so that this process is ours to end?
         self.has_signals = False
 
-    def put(self, request: Request) -> None:
+    def put(self, request: StopRequest) -> None:
         """Ask for an end."""
         self._queue.put(request)
 
-    def wait(self, timeout: float | None) -> Request | None:
+    def wait(self, timeout: float | None) -> StopRequest | None:
         """Return the first request, waiting for it up to `timeout` seconds; None for ever."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._first is None:
@@ -78,7 +78,7 @@ class Requests:
                 break
         return self._first
 
-    def overrides(self, timeout: float = 0.0) -> Request | None:
+    def overrides(self, timeout: float = 0.0) -> StopRequest | None:
         """Return a request to end that came after the first one, or comes within `timeout` seconds."""
         with contextlib.suppress(Empty):
             # Every handler that does not stop asks for a new beginning, and so does a limit that is reached.
@@ -123,7 +123,7 @@ class Requests:
             if number != signal.SIGHUP:
                 self._insisted(number)
             return
-        self.put(Request(reason=signal.Signals(number).name))
+        self.put(StopRequest(reason=signal.Signals(number).name))
         if self.is_starting:
             raise StopNow
 
