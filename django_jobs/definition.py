@@ -194,7 +194,7 @@ class Job(Policy, Generic[P]):
 
     @property
     def mode(self) -> str:
-        """How runs come about: "cron", or what the dispatcher in force does: "database", "queue" or "direct"."""
+        """How its runs start: "cron", or the `kind` of the dispatcher, as "database", "queue" (redis) or "direct"."""
         from django_jobs import services
 
         return services.mode(self)

@@ -35,7 +35,7 @@ class Dispatcher(ABC):
     database nothing inside a transaction; all this unless it runs the jobs itself, see aside().
     """
 
-    # What Job.mode shows: "database", "queue" or "direct" for those that come with django_jobs, but for tests' ones.
+    # What Job.mode shows. Those of django_jobs: "database", "queue" (redis), "direct"; for tests "immediate", "dummy".
     kind: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any]) -> None:

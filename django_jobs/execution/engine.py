@@ -25,10 +25,11 @@ GOODBYE = 1.5
 
 
 class Engine:
-    """Slots run, one thread writes, one tells receivers, one watches over the rows; who feeds it claims for `room`.
+    """Runs rows in slots; one thread writes how they ended, one tells receivers, one watches the rows.
 
-    `on_free` is called when it has room again after it was full; `on_fewer` with the names of jobs with `concurrency=`
-    when runs of them were written, so that others may start; `on_recycle` as the Pool has it.
+    Its owner claims up to `room` rows and submits them. `on_free` is called when there is room again after it was full;
+    `on_fewer` with the names of jobs with `concurrency=` whose runs ended, so that others may start; `on_recycle` as in
+    Pool.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Engine:
         self._liveness = liveness
         self._using = using
         self._on_fewer = on_fewer
-        # Did the last claim find less than there was room for? Set by who feeds this.
+        # Did the last claim find less than there was room for? Set by the owner.
         self.is_hungry = True
         # How many runs were written, by the status that their rows got.
         self.ended: Counter[str] = Counter()

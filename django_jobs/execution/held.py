@@ -16,7 +16,7 @@ MAX_PAUSE = 1.0
 
 
 class Held:
-    """Keeps such runs apart from the batches that they would hold up; they are tried all at once, after a pause.
+    """Keeps these runs out of the batches that they would hold up; all are tried again together, after a pause.
 
     Only the finisher's thread changes it; it may be read from any.
     """

@@ -1,4 +1,4 @@
-"""What a child of `runjobs --processes` gets from its supervisor: its place, and a line that ends with that one."""
+"""What a child of `runjobs --processes` gets from its supervisor: its place, and a pipe that ends when it dies."""
 
 from __future__ import annotations
 
@@ -59,15 +59,16 @@ class Child:
 def when_supervisor_is_gone(call: Callable[[], None]) -> None:
     """Call once, from a thread of its own, when the supervisor has died in whatever way.
 
-    It holds the other end of standard input, which is taken away here: handlers and what they start find it empty.
+    The supervisor holds the other end of this process's standard input, which becomes /dev/null here: neither handlers
+    nor the processes they start can read from the pipe.
     """
-    line = os.dup(STANDARD_INPUT)
+    pipe = os.dup(STANDARD_INPUT)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STANDARD_INPUT)
     os.close(nothing)
 
     def wait() -> None:
-        while os.read(line, 1):
+        while os.read(pipe, 1):
             pass
         call()
 

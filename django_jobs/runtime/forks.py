@@ -1,4 +1,4 @@
-"""Part a process that a handler forks from the worker it came from; each `runjobs` process asks for that once."""
+"""Detach processes that handlers fork from the connections and signal handlers of their worker; runjobs asks for it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _mask = threading.local()
 
 
 @cache
-def part_at_forks() -> None:
+def detach_forks() -> None:
     """Have every process that is forked from this one begin without its connections and its signal handlers.
 
     multiprocessing ends processes by SIGTERM, which our handler takes for a request that nobody there waits for.
     """
-    os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_part)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_detach)
 
 
 def _hold_back() -> None:
-    # One that comes between the fork and the last line of _part() would be lost.
+    # One that comes between the fork and the last line of _detach() would be lost.
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -35,7 +35,7 @@ def _let_in() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
 
 
-def _part() -> None:
+def _detach() -> None:
     _forget_connections()
     give_back_signals()
     _let_in()

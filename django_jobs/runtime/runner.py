@@ -23,7 +23,7 @@ from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child, when_supervisor_is_gone
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
-from django_jobs.runtime.forks import part_at_forks
+from django_jobs.runtime.forks import detach_forks
 from django_jobs.runtime.health import Health
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
@@ -96,7 +96,7 @@ class Runner:
                 parts = self._prepare()
                 self._requests.is_starting = False
             except (StopNow, DatabaseNotReady):
-                # Inside of a transaction a signal comes out as the error of the rollback that it led to.
+                # A signal that interrupts a transaction surfaces as the error of its rollback.
                 if self._requests.wait(0) is None:
                     raise
                 self._retire("stopped while starting")
@@ -113,7 +113,7 @@ class Runner:
         """Find the database and make the parts; a signal may end this anywhere."""
         refuse_transaction(self._using)
         if self._requests.has_signals:
-            part_at_forks()
+            detach_forks()
             bypass_pool()
         wait_for_database(self._using, self._say, patience=min(PATIENCE, self._options.max_time or PATIENCE))
         parts = Parts.make(

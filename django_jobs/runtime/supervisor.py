@@ -42,8 +42,8 @@ FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 # Long enough to see whether the others find the same.
 PAUSE_OF_REFUSED = 5.0
 REFUSED = frozenset({USAGE, NO_DATABASE})
-# How a child ends for a signal that its supervisor was sent as well.
-TOLD = frozenset({DONE, RECYCLED, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)})
+# How a child ends that was told to, by its supervisor or by a signal that both of them got.
+ORDERLY = frozenset({DONE, RECYCLED, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)})
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class Member:
     due_at: float = 0.0
     # How many processes in a row were not well.
     failures: int = 0
-    # Ends that were told since one was well.
-    told: set[int] = field(default_factory=set)
+    # Exit codes that were logged since a process was well: each is logged once.
+    logged: set[int] = field(default_factory=set)
     # The exit code of a process that had nothing to start with.
     refusal: int | None = None
 
@@ -78,7 +78,7 @@ class Member:
     def forgive(self) -> None:
         """Forget how the processes before the present one ended."""
         self.failures = 0
-        self.told.clear()
+        self.logged.clear()
 
 
 class Supervisor:
@@ -200,8 +200,8 @@ class Supervisor:
             member.refusal, pause = code, max(pause, PAUSE_OF_REFUSED)
         if code == RECYCLED:
             logger.info("%s is replaced, as it asked", member)
-        elif code not in member.told:
-            member.told.add(code)
+        elif code not in member.logged:
+            member.logged.add(code)
             logger.warning("%s %s; it is replaced in %g s", member, ended(code), pause)
         member.due_at = now + pause
         member.process = None
@@ -240,7 +240,7 @@ class Supervisor:
                 logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
                 self._signal(member, signal.SIGKILL)
         codes = {_let_go(member.process) for member in running if member.process is not None}
-        return DONE if codes <= TOLD else FAILED
+        return DONE if codes <= ORDERLY else FAILED
 
     def _signal(self, member: Member, number: int) -> None:
         if member.process is not None:
@@ -269,10 +269,10 @@ def _places(members: Sequence[Member]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Hold back SIGINT; a child that starts in the block gets it once it can take it.
+    """Block SIGINT; a child that starts in the block inherits that, and unblocks it when its handlers are installed.
 
-    A terminal sends it to all at once, and Python shows a traceback of wherever it is. SIGTERM, which a child gets in
-    any case, ends one that is not that far without a word.
+    Ctrl-C in a terminal reaches all processes at once, and a child in the midst of its imports would print a traceback.
+    SIGTERM, which the supervisor sends in any case, ends such a child in silence.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

@@ -1,4 +1,4 @@
-"""Send NOTIFY for the database dispatcher: at once, and then at most once in a gap of 10 ms or more and process."""
+"""Send NOTIFY for the database dispatcher: the first at once, then one per process in each gap of 10 to 40 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to do, for a queue, what need not be done at each push: bounds, lifetimes and the list of queues."""
+"""Decide which hints also bound a queue's set, renew its lifetime and list the queue: not each of them has to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ QUEUES = 1000
 
 
 class Upkeep:
-    """Remembers when it was done; a race between threads does it once more."""
+    """Remembers by queue when that was done last; in a race of threads it is done once more."""
 
     def __init__(self) -> None:
         # By queue: until when, by the monotonic clock, and for how many ids it need not be done.
         self._good: dict[str, tuple[float, int]] = {}
 
     def is_due(self, queue: str, added: int) -> bool:
-        """Return whether to do it with these ids; then it counts as done."""
+        """Return whether the hint of so many ids is to do it; if so, it counts as done."""
         now = time.monotonic()
         until, left = self._good.get(queue, (now, 0))
         is_due = now >= until or added > left
