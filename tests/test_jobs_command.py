@@ -19,7 +19,7 @@ from django.db import OperationalError
 from django_jobs import clock, registry
 from django_jobs.cli import many, tail
 from django_jobs.cli.choosing import Filters, moment
-from django_jobs.cli.endings import UsageError
+from django_jobs.cli.errors import UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.definition import job
 from django_jobs.dispatchers import get_dispatcher

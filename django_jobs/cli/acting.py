@@ -11,7 +11,7 @@ from typing import Any
 from django_jobs import dispatchers, registry, services
 from django_jobs.cli import records
 from django_jobs.cli.choosing import seconds
-from django_jobs.cli.endings import NothingDone, UsageError
+from django_jobs.cli.errors import NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution
 from django_jobs.options import BY_LENGTH

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_jobs import registry
-from django_jobs.cli.endings import UsageError
+from django_jobs.cli.errors import UsageError
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.listing import edge, id_bounds, of_status

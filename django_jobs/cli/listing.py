@@ -7,7 +7,7 @@ from datetime import datetime
 from django_jobs import clock
 from django_jobs.cli import records
 from django_jobs.cli.choosing import Filters, newest
-from django_jobs.cli.endings import UsageError
+from django_jobs.cli.errors import UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.reading import words

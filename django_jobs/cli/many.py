@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django_jobs import clock, dispatchers, services
 from django_jobs.cli.choosing import Filters, executions, filtered, gone
-from django_jobs.cli.endings import NothingDone, UsageError
+from django_jobs.cli.errors import NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.querysets import ExecutionQuerySet

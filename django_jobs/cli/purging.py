@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from django_jobs import clock
-from django_jobs.cli.endings import NothingDone, UsageError
+from django_jobs.cli.errors import NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias

@@ -8,7 +8,7 @@ from typing import Any
 from django_jobs import clock
 from django_jobs.cli import records
 from django_jobs.cli.choosing import execution_id, gone
-from django_jobs.cli.endings import UsageError
+from django_jobs.cli.errors import UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.reading import detail, words
@@ -78,10 +78,7 @@ def _sections(sections: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("Result", HIDDEN if is_masked else sections["result_text"]))
     found += [_failure(error) for error in sections["failures"]]
     if sections["has_logs"]:
-        lines = [
-            " ".join(filter(None, map(log.get, ("time", "level", "logger", "message")))) for log in sections["logs"]
-        ]
-        found.append(("Logs", HIDDEN if is_masked else "\n".join(lines)))
+        found.append(("Logs", HIDDEN if is_masked else "\n".join(map(_log_line, sections["logs"]))))
     return found
 
 
@@ -93,5 +90,5 @@ def _failure(error: dict[str, Any]) -> tuple[str, str]:
     return f"{attempt}{error.get('exception', '')}", "\n".join(lines)
 
 
-def _log(entry: dict[str, str]) -> str:
+def _log_line(entry: dict[str, str]) -> str:
     return " ".join(filter(None, map(entry.get, ("time", "level", "logger", "message"))))

@@ -11,7 +11,7 @@ from uuid import UUID
 from django_jobs import clock, registry
 from django_jobs.cli import records
 from django_jobs.cli.choosing import job_names
-from django_jobs.cli.endings import UsageError
+from django_jobs.cli.errors import UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.clock import EPOCH
 from django_jobs.models import JobExecution, jobs_alias

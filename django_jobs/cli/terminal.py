@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from django_jobs.cli.endings import UsageError
+from django_jobs.cli.errors import UsageError
 
 GAP = "  "
 

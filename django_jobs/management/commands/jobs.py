@@ -22,15 +22,16 @@ from django.db import Error
 
 from django_jobs.cli import acting, listing, many, overview, purging, showing, tail
 from django_jobs.cli.choosing import Filters
-from django_jobs.cli.endings import DatabaseNotReady, NothingDone, UsageError
+from django_jobs.cli.errors import DatabaseNotReady, NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.exceptions import Conflict, JobsError
 from django_jobs.models import jobs_alias
 from django_jobs.reading.listing import STATUSES
+from django_jobs.runtime.exits import NO_DATABASE, USAGE
 from django_jobs.runtime.startup import check_tables
 from django_jobs.text import one_line
 
-NOTHING_DONE, USAGE, NO_DATABASE, INTERRUPTED = 1, 2, 3, 130
+NOTHING_DONE, INTERRUPTED = 1, 130
 # Options of every command of Django, which people write at the end of the line.
 COMMON: dict[str, dict[str, Any]] = {"--settings": {}, "--pythonpath": {}, "--traceback": {"action": "store_true"}}
 

@@ -1,4 +1,4 @@
-"""How a command ends other than well; `manage.py jobs` turns each into its exit code and one line."""
+"""Why a command could not do its work; `manage.py jobs` turns each of these into an exit code and one line."""
 
 from __future__ import annotations
 
