@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines import die_with_parent
-from tests.support import wait_for
+from tests.support import free_port, wait_for
 
 # Debian puts it where only root looks.
 BINARY = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
@@ -28,9 +28,7 @@ class PgBouncer:
         """Take the entry of DATABASES that leads to the server."""
         self._home, self._server = home, dict(server)
         self.log_path = home / "log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.engines import die_with_parent
-from tests.support import wait_for
+from tests.support import free_port, wait_for
 
 if TYPE_CHECKING:
     import redis
@@ -111,12 +111,6 @@ class RedisServer:
         if "valkey_version" in found:
             return f"Valkey {found['valkey_version']}"
         return f"Redis {found['redis_version']}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _binary(kind: str) -> str:

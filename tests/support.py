@@ -14,9 +14,12 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.engines import die_with_parent
+
+if TYPE_CHECKING:
+    from django_jobs.models import JobExecution
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +45,17 @@ def wait_for(predicate: Callable[[], T], timeout: float, message: str) -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"Within {timeout} s it did not come true: {message}; the last value was {value!r}.")
         time.sleep(0.02)
+
+
+def became(row: JobExecution, status: str, timeout: float = 20) -> JobExecution:
+    """Wait until the row has this status, and return it."""
+
+    def is_there() -> bool:
+        row.refresh_from_db()
+        return row.status == status
+
+    wait_for(is_there, timeout, f"{row} became {status}")
+    return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

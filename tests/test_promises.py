@@ -20,7 +20,7 @@ from django_jobs.states import Status
 from tests.acc import jobs
 from tests.acc.models import Thing
 from tests.forwarder import forwarded_database
-from tests.support import Ledger, Runjobs, assert_consistent, wait_for
+from tests.support import Ledger, Runjobs, assert_consistent, became, wait_for
 
 pytestmark = pytest.mark.subprocess
 
@@ -43,17 +43,6 @@ DEFAULTS: dict[str, Any] = {
 def began(ledger: Ledger, *rows: JobExecution, times: int = 1) -> None:
     """Wait until the handlers of all rows began, each so often."""
     wait_for(lambda: all(len(ledger.starts(row.pk)) >= times for row in rows), 20, "the handlers began")
-
-
-def became(row: JobExecution, status: str, timeout: float = 20) -> JobExecution:
-    """Wait for the row's status."""
-
-    def is_there() -> bool:
-        row.refresh_from_db()
-        return row.status == status
-
-    wait_for(is_there, timeout, f"{row} became {status}")
-    return row
 
 
 def canary(ledger: Ledger, process: Runjobs) -> None:

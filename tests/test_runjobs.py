@@ -19,7 +19,7 @@ from django.core.management.base import CommandError
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.states import Status
 from tests.acc import jobs
-from tests.support import ROOT, Ledger, Runjobs, child_environment, manage, wait_for
+from tests.support import ROOT, Ledger, Runjobs, child_environment, free_port, manage, wait_for
 
 Start = Callable[..., Runjobs]
 
@@ -211,15 +211,10 @@ class Relay:
     """A port that leads to the database server once it is opened."""
 
     def __init__(self, tmp_path: Path) -> None:
-        import socket
-
         from django.db import connections
 
         self.settings = connections["default"].settings_dict
-        probe = socket.socket()
-        probe.bind(("127.0.0.1", 0))
-        self.port = probe.getsockname()[1]
-        probe.close()
+        self.port = free_port()
         scheme = "postgres" if "postgresql" in self.settings["ENGINE"] else "mysql"
         user, password = self.settings["USER"], self.settings["PASSWORD"]
         self.url = f"{scheme}://{user}:{password}@127.0.0.1:{self.port}/{self.settings['NAME']}"

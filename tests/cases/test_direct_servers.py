@@ -20,7 +20,17 @@ import pytest
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
 from tests.engines import die_with_parent
-from tests.support import ROOT, SHORT, Ledger, Runjobs, assert_consistent, child_environment, free_port, wait_for
+from tests.support import (
+    ROOT,
+    SHORT,
+    Ledger,
+    Runjobs,
+    assert_consistent,
+    became,
+    child_environment,
+    free_port,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
@@ -97,15 +107,6 @@ def serve(transactional_db: None, ledger: Ledger, tmp_path: Path) -> Iterator[Ca
     for server in started:
         server.close()
         print(server.output_path.read_text())
-
-
-def became(row: JobExecution, status: str, timeout: float = 20) -> JobExecution:
-    def is_there() -> bool:
-        row.refresh_from_db()
-        return row.status == status
-
-    wait_for(is_there, timeout, f"{row} became {status}")
-    return row
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

@@ -15,7 +15,7 @@ from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory
 from tests.forwarder import forwarded_database
-from tests.support import Ledger, Runjobs, assert_consistent, wait_for
+from tests.support import Ledger, Runjobs, assert_consistent, became, wait_for
 
 Start = Callable[..., Runjobs]
 
@@ -41,15 +41,6 @@ def pending(name: str, **values: Any) -> JobExecution:
 
 def began(ledger: Ledger, *rows: JobExecution) -> None:
     wait_for(lambda: all(ledger.starts(row.pk) for row in rows), 20, "the handlers began")
-
-
-def became(row: JobExecution, status: str, timeout: float = 20) -> JobExecution:
-    def is_there() -> bool:
-        row.refresh_from_db()
-        return row.status == status
-
-    wait_for(is_there, timeout, f"{row} became {status}")
-    return row
 
 
 def canary(ledger: Ledger, process: Runjobs) -> None:

@@ -15,8 +15,8 @@ from django_jobs.dispatchers import Unavailable
 from django_jobs.dispatchers.redis import RedisDispatcher
 from django_jobs.fields import uuid7
 from tests.dispatchers.test_redis_faults import Project
-from tests.redis_servers import RedisServer, free_port, running_redis, use_cache
-from tests.support import wait_for
+from tests.redis_servers import RedisServer, running_redis, use_cache
+from tests.support import free_port, wait_for
 
 if TYPE_CHECKING:
     from pytest_django import Settings
