@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.subprocess, *(getattr(pytest.mark, e
 
 # A run is followed by what it takes to end everything and to drain. With it a run must not outlast the time limit of a
 # test: `make chaos` is for longer ones.
-AFTERWARDS = 85.0
+AFTERWARDS = 105.0
 
 
 # By engine: dispatcher, children of each worker (0: is one itself), seconds. What becomes of Redis and of children has
