@@ -28,7 +28,8 @@ Fields = tuple[Any, ...]
 READ: Fields = tuple(
     field for field in JobExecution._meta.concrete_fields if field.attname not in {"logs", "result", "progress"}
 )
-# What a run and its receivers read; the rest is fetched for those who ask. Each column costs every row of every claim.
+# What a run and its receivers read; the rest is fetched for those who ask, while the row is there. Each column costs
+# every row of every claim.
 _OF_A_RUN = {
     "id",
     "job_name",
@@ -41,6 +42,8 @@ _OF_A_RUN = {
     "max_attempts",
     "run_no",
     "scheduled_at",
+    "tick_at",
+    "created_at",
     "errors",
     "triggered_by",
     "triggered_by_name",

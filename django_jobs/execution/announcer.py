@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 from django_jobs import signals
 from django_jobs.execution.connections import tidy
-from django_jobs.execution.outcomes import Failed
+from django_jobs.execution.outcomes import Failed, Ok
 from django_jobs.execution.run import Run
 from django_jobs.loop import OnDeath, start_thread
 from django_jobs.states import FINAL, Status
@@ -83,6 +83,9 @@ def announce(run: Run, status: Status, now: datetime) -> None:
     execution.status, execution.updated_at = status, now
     if status in FINAL:
         execution.completed_at, execution.active_key = now, None
+    if isinstance(outcome, Ok):
+        # The row may not be there any more.
+        execution.error, execution.result = "", outcome.result
     context = contextvars.Context() if run.context is None else run.context.copy()
     if status is Status.OK:
         context.run(signals.emit, signals.job_succeeded, job, execution)

@@ -417,6 +417,33 @@ def test_record_none_leaves_no_row_whatever_the_end() -> None:
     assert not JobExecution.objects.exists()
 
 
+def test_receivers_have_call_and_run_at_hand_though_no_row_is_kept() -> None:
+    """Fault: one that measured how long a row had waited, or read its result, asked for a row that was deleted."""
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    def note(execution: JobExecution, **kwargs: Any) -> None:
+        assert all([execution.created_at, execution.scheduled_at, execution.started_at, execution.completed_at])
+        assert execution.tick_at is None
+        seen[execution.error] = (execution.status, execution.error or execution.result)
+
+    def fine() -> int:
+        return 7
+
+    def fail() -> None:
+        raise ValueError("boom")
+
+    signals.job_finished.connect(note)
+    try:
+        with jobs_of(fine, fail, record="none") as [fining, failing], a_worker():
+            fining.push()
+            failing.push()
+            wait_for(lambda: len(seen) == 2, 10, "both ends were told")
+    finally:
+        signals.job_finished.disconnect(note)
+    assert not JobExecution.objects.exists()
+    assert sorted(seen.values()) == [(Status.ERROR, "ValueError: boom"), (Status.OK, 7)]
+
+
 def test_a_worker_that_others_may_hold_for_dead_claims_nothing() -> None:
     def fine() -> None: ...
 
