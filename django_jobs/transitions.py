@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
 
-from django_jobs import quotas, rows
+from django_jobs import concurrency, rows
 from django_jobs.contention import passes_over_locks, retried
 from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobExecution, JobState
@@ -161,7 +161,7 @@ def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> li
     """
     if job.concurrency is None:
         raise ValueError(f"{job.name} has no concurrency=; expected a job with one, others are claimed by claim().")
-    running = quotas.running(job, using=using)
+    running = concurrency.running(job, using=using)
     # First without the lock, so that those who come in vain hold up nobody.
     if running.count() >= job.concurrency:
         return []

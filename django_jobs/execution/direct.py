@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from django_jobs import clock, pauses, quotas, registry, transitions
+from django_jobs import clock, concurrency, pauses, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.backlog import Backlog, Entry
 from django_jobs.execution.engine import AFTER_DRAIN, GOODBYE, Engine
@@ -149,7 +149,7 @@ class DirectRunner:
     def _claim(self, left: dict[UUID, Entry], queue: str, now: datetime) -> None:
         """Start rows of one queue; take out of `left` what started, what others took and what a pause holds back."""
         paused_jobs, paused_queues = self._pauses()
-        limited = quotas.names(quotas.jobs())
+        limited = concurrency.names()
         known = registry.names() - paused_jobs
         options: dict[str, Any] = {
             "queue": queue,

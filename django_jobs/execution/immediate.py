@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
-from django_jobs import clock, pauses, quotas, registry, retention, signals, transitions
+from django_jobs import clock, concurrency, pauses, registry, retention, signals, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.announcer import announce
 from django_jobs.execution.endings import UNSTORABLE, ending_of, recorder, settler
@@ -77,7 +77,7 @@ def _claim(pk: UUID, queue: str, names: frozenset[str], liveness: Liveness) -> l
         "lost_after": get_settings().worker_lost_after,
         "using": using,
     }
-    limited = quotas.names(quotas.jobs())
+    limited = concurrency.names()
     if claimed := transitions.claim(names=sorted(names - limited), **options):
         return claimed
     rows = JobExecution.objects.using(using).pending().filter(pk=pk, job_name__in=names & limited)

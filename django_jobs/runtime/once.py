@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django_jobs import clock, quotas, registry
+from django_jobs import clock, concurrency, registry
 from django_jobs.models import JobExecution
 from django_jobs.runtime.parts import Parts
 from django_jobs.runtime.worker import Worker
@@ -43,7 +43,7 @@ def _has_work(parts: Parts, worker: Worker) -> bool:
         return True
     rows = JobExecution.objects.using(parts.using)
     # Of a job at its limit nothing starts before others end: here, which is seen below, or in another process.
-    full = quotas.full(quotas.jobs(), using=parts.using)
+    full = concurrency.full(concurrency.jobs(), using=parts.using)
     names = registry.names() - parts.stage.paused_jobs - full
     if rows.pending().filter(queue__in=worker.served_queues(), job_name__in=names).exists():
         worker.wake()

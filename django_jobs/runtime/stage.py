@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from django_jobs import clock, pauses, quotas, registry
+from django_jobs import clock, concurrency, pauses, registry
 from django_jobs.models import JobExecution
 from django_jobs.runtime.fleet import Fleet
 from django_jobs.runtime.moves import Moves
@@ -97,7 +97,7 @@ class Stage(Pauses):
     def _read_pauses(self) -> None:
         paused, self.paused_queues = pauses.paused(self._using)
         # Those with a limit come back a few at a time, see Surplus.
-        resumed = self.paused_jobs - paused - quotas.names(quotas.jobs())
+        resumed = self.paused_jobs - paused - concurrency.names()
         self._returning |= {(Parked.PAUSED, name) for name in resumed}
         self.paused_jobs = paused
 

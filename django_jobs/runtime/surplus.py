@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from django_jobs import quotas
+from django_jobs import concurrency
 from django_jobs.definition import Job
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.moves import Moves
@@ -55,7 +55,7 @@ class Surplus:
 
     def tick(self, now: datetime, paused: frozenset[str], deadline: float) -> float:
         """Park and bring back; return the seconds after which to do so again, 0 if there is more to do now."""
-        jobs = [job for job in quotas.jobs() if job.name not in paused]
+        jobs = [job for job in concurrency.jobs() if job.name not in paused]
         if not jobs:
             self.seen = frozenset()
             return math.inf
@@ -72,7 +72,7 @@ class Surplus:
             more |= self._look_at(queue, by_name, heads, edges, now)
             unseen.discard(queue)
             self._last_queue = queue
-        self.seen = quotas.names(by_name[name] for name, _queue in heads) | (self.seen if unseen else frozenset())
+        self.seen = concurrency.names(by_name[name] for name, _queue in heads) | (self.seen if unseen else frozenset())
         if paused != self._paused:
             self._paused, self._survey_at = paused, 0.0
         self._survey(by_name)
@@ -82,8 +82,8 @@ class Surplus:
 
     def waits(self, paused: Collection[str], served: Q) -> bool:
         """Whether parked rows could run now: their queue is `served`, their job is neither paused nor at its limit."""
-        jobs = [job for job in quotas.jobs() if job.name not in paused]
-        names = quotas.names(jobs) - quotas.full(jobs, using=self._using)
+        jobs = [job for job in concurrency.jobs() if job.name not in paused]
+        names = concurrency.names(jobs) - concurrency.full(jobs, using=self._using)
         return bool(names) and self._parked_rows().filter(served).among_jobs(names).exists()
 
     def _look_at(

@@ -18,7 +18,7 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
-from django_jobs.runtime.limited import Limited
+from django_jobs.runtime.limited_claims import LimitedClaims
 
 logger = logging.getLogger("django_jobs.worker")
 
@@ -73,7 +73,7 @@ class Worker:
         self._on_spent = on_spent
         self._claiming = True
         self._expect_work()
-        self._limited = Limited(using=using)
+        self._limited = LimitedClaims(using=using)
         self._engine = Engine(
             concurrency,
             liveness=liveness,

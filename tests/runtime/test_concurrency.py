@@ -15,7 +15,7 @@ from django_jobs import clock, job, registry, transitions
 from django_jobs.definition import Job
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import stage, surplus
-from django_jobs.runtime.limited import Limited
+from django_jobs.runtime.limited_claims import LimitedClaims
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.worker import Worker
 from django_jobs.states import Status
@@ -230,7 +230,7 @@ class TestWorker:
 
 
 def test_a_job_that_is_full_rests_ever_longer_and_is_woken_by_its_end(limited: Job[...]) -> None:
-    found = Limited(using="default")
+    found = LimitedClaims(using="default")
     assert found.ready(["acc.three"]) == ["acc.three"]
     found._note("acc.three", all_taken=False)
     assert found.ready(["acc.three", "acc.three_of_old"]) == []

@@ -20,10 +20,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
-from django_jobs.runtime.check import missing
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import FAILED, NO_DATABASE, USAGE, end_soon
+from django_jobs.runtime.live_processes import missing
 from django_jobs.runtime.options import ROLES, Options, UsageError
 from django_jobs.runtime.reload import run_reloading
 from django_jobs.runtime.runner import Runner

@@ -1,4 +1,4 @@
-"""Which jobs may run only so many times at once, and which of them do; asked by claims, stage and `--once`."""
+"""Which jobs have a limit, `concurrency=`, and which of them are at it; asked by claims, stage and `--once`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def jobs() -> list[Job[...]]:
     return [job for job in registry.all_jobs() if job.concurrency is not None]
 
 
-def names(of: Iterable[Job[...]]) -> frozenset[str]:
-    """Return all names of these jobs, aliases included."""
-    return frozenset(name for job in of for name in job.names)
+def names(of: Iterable[Job[...]] | None = None) -> frozenset[str]:
+    """Return all names of these jobs, aliases included; without any given, of all jobs with `concurrency=`."""
+    return frozenset(name for job in (jobs() if of is None else of) for name in job.names)
 
 
 def running(job: Job[...], *, using: str) -> ExecutionQuerySet:

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from uuid import UUID
 
-from django_jobs import quotas, registry, transitions
+from django_jobs import concurrency, registry, transitions
 from django_jobs.models import JobExecution
 
 # A job that could not be claimed from, mostly as it is at its limit, is left alone for so long, then ever longer.
@@ -16,7 +16,7 @@ FIRST_REST = 0.02
 LONGEST_REST = 0.25
 
 
-class Limited:
+class LimitedClaims:
     """Knows which jobs of this process have a limit, and which of them are at it for now."""
 
     def __init__(self, *, using: str) -> None:
@@ -26,7 +26,7 @@ class Limited:
 
     def names(self) -> frozenset[str]:
         """Return the names that claims of other jobs must leave out."""
-        return quotas.names(quotas.jobs())
+        return concurrency.names()
 
     def ready(self, names: Collection[str]) -> list[str]:
         """Return those of the names, all of jobs with a limit, that may be claimed now."""
