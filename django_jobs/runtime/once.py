@@ -41,6 +41,7 @@ def _has_work(parts: Parts, worker: Worker) -> bool:
     """Whether something runs here or could; the rows say so, since a claim may be under way."""
     if not worker.is_idle or parts.stage.tick() == 0.0:
         return True
+    parts.stage.look_for_queues(clock.now(parts.using))
     rows = JobExecution.objects.using(parts.using)
     # Of a job at its limit nothing starts before others end: here, which is seen below, or in another process.
     full = concurrency.full(concurrency.jobs(), using=parts.using)

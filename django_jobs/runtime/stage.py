@@ -26,6 +26,8 @@ SHARE = 0.12
 # Due rows are put in order of priority within so many of the oldest.
 WINDOW = 5000
 NAMES_EVERY = timedelta(seconds=5)
+# Queues that no job declares are looked for less often: mostly there are none, and an idle process asks little.
+QUEUES_EVERY = timedelta(seconds=2)
 
 
 class Stage(Pauses):
@@ -52,6 +54,7 @@ class Stage(Pauses):
         # When the next row is due, as far as the last look at them tells.
         self._due_at: datetime | None = None
         self._names_at: datetime | None = None
+        self._queues_at: datetime | None = None
 
     def jobs(self) -> Collection[str]:
         """See Pauses.jobs()."""
@@ -81,9 +84,15 @@ class Stage(Pauses):
         more |= self._park_unknown(now)
         soon = self._surplus.tick(now, self.paused_jobs, self._share())
         more |= self._unpark(reasons, now)
+        if self._queues_at is None or not timedelta() <= now - self._queues_at < QUEUES_EVERY:
+            self.look_for_queues(now)
+        return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
+
+    def look_for_queues(self, now: datetime) -> None:
+        """Read in which queues rows are pending, if the worker serves any."""
+        self._queues_at = now
         if self._watch_queues:
             self.pending_queues = frozenset(distinct(self._moves.rows().pending(), "queue"))
-        return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
 
     def has_due(self, served: Q) -> bool:
         """Whether rows of the queues that are `served` wait that the next ticks would make claimable."""
