@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db import DatabaseError, InterfaceError, InternalError, OperationalError, connections, router, transaction
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -25,6 +26,8 @@ _LOSS_SQLSTATES = ("08", "57P", "25P03", "25P04")
 # MySQL, MariaDB: besides the client's own (2000 to 2999) shutdown, killed connection, ended for inactivity.
 _LOSS_ERRNOS = {1053, 1927, 4031}
 TRIES = 8
+# For so many seconds a process may be silent in a transaction that holds what all want.
+SILENCE = 10.0
 
 
 def is_contention(error: BaseException) -> bool:
@@ -45,6 +48,9 @@ def is_connection_loss(error: BaseException, using: str) -> bool:
     """
     if isinstance(error, InterfaceError):
         return True
+    if isinstance(error, InternalError):
+        # To psycopg the end of an idle transaction is one; others of that kind leave the connection as it is.
+        return str(getattr(error.__cause__, "sqlstate", None) or "").startswith(_LOSS_SQLSTATES)
     if not isinstance(error, OperationalError) or is_contention(error):
         return False
     connection = connections[using]
@@ -93,6 +99,22 @@ def retried(verb: Callable[P, R]) -> Callable[P, R]:
 def passes_over_locks(using: str) -> bool:
     """Whether a read can lock rows and pass over those that others hold; on SQLite the UPDATE itself waits its turn."""
     return bool(connections[using].features.has_select_for_update_skip_locked)
+
+
+@contextlib.contextmanager
+def short_transaction(using: str) -> Iterator[None]:
+    """Open a transaction for a lock that all processes want, which one that freezes in the midst of it loses.
+
+    Only PostgreSQL can be told so: it ends the session after SILENCE. Else the lock would be kept for as long as the
+    process is frozen or, when its machine is cut off, until the server notices, which may take hours.
+    """
+    connection = connections[using]
+    is_outermost = not connection.in_atomic_block
+    with transaction.atomic(using=using):
+        if is_outermost and connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {int(SILENCE * 1000)}")
+        yield
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:

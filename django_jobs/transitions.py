@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.models import Case, F, Q, Value, When
 
 from django_jobs import concurrency, rows
-from django_jobs.contention import passes_over_locks, retried
+from django_jobs.contention import passes_over_locks, retried, short_transaction
 from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobExecution, JobState
 from django_jobs.querysets import ExecutionQuerySet
@@ -166,7 +166,7 @@ def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> li
     if running.count() >= job.concurrency:
         return []
     is_outermost = not connections[using].in_atomic_block
-    with transaction.atomic(using=using):
+    with short_transaction(using):
         if is_outermost and connections[using].vendor == "postgresql":
             with connections[using].cursor() as cursor:
                 # Above that level the count would not see what was committed until the lock was free.

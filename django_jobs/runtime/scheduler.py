@@ -11,7 +11,7 @@ from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.models import Case, F, QuerySet, Value, When
 
 from django_jobs import clock, pauses, registry, transitions
-from django_jobs.contention import is_connection_loss, retried
+from django_jobs.contention import is_connection_loss, retried, short_transaction
 from django_jobs.definition import Job
 from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobState
@@ -154,7 +154,7 @@ class Scheduler:
 
     def _skip(self, job: Job[...], cursor: datetime, tick: datetime, reason: str, count: int) -> bool:
         rows = _unmoved(job, cursor, self._using)
-        with transaction.atomic(using=self._using):
+        with short_transaction(self._using):
             skipped = _is_free(rows, self._using) and rows.update(
                 last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count
             )
@@ -211,7 +211,7 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
     """
     connection = connections[using]
     rows = _unmoved(job, after, using)
-    with transaction.atomic(using=using):
+    with short_transaction(using):
         traced = (
             {"last_skip_at": tick, "last_skip_reason": Skip.MISFIRE, "skips": F("skips") + missed} if missed else {}
         )

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import Error, connection, transaction
 
-from django_jobs import clock, job, registry, transitions
+from django_jobs import clock, contention, job, registry, transitions
+from django_jobs.contention import is_connection_loss
 from django_jobs.definition import Job
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import stage, surplus
@@ -359,6 +360,44 @@ class TestSurplus:
         with held(rows[-1]):
             in_thread(lambda: process.tick(now))
         assert JobExecution.objects.pending().count() == 7
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_freezes_with_the_lock_loses_it(limited: Job[...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: one that was stopped, or cut off, while it claimed kept all others from the job for as long."""
+    monkeypatch.setattr(contention, "SILENCE", 0.3)
+    ids = [row.pk for row in rows_of(limited, 5)]
+    frozen, thaws = threading.Event(), threading.Event()
+    errors: list[Exception] = []
+
+    def freeze(**options: Any) -> list[JobExecution]:
+        frozen.set()
+        thaws.wait(20)
+        return claims(**options)
+
+    def work() -> None:
+        try:
+            claim(limited, ids)
+        except Error as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    claims = transitions.claim
+    with monkeypatch.context() as patch:
+        patch.setattr(transitions, "claim", freeze)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert frozen.wait(10)
+    worker = WorkerFactory(now=clock.now("default"))
+    try:
+        assert wait_for(lambda: claim(limited, ids, worker), 10, "the lock is free")
+    finally:
+        thaws.set()
+        thread.join(20)
+    assert errors and is_connection_loss(errors[0], "default")
+    assert JobExecution.objects.running().count() == 3
 
 
 @pytest.mark.django_db(transaction=True)
