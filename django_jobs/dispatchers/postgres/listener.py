@@ -37,6 +37,7 @@ UNHEARD_PAUSE = 60.0
 ROUNDS = 5
 
 NOT_YET = "the connection that listens is not open yet"
+LOST = "the connection that listens is lost"
 UNHEARD = "NOTIFY does not arrive here through a pooler like PgBouncer in transaction mode"
 
 
@@ -89,10 +90,10 @@ class Listener:
                     with contextlib.closing(channel.open_listener(self._via)) as connection:
                         self._listen(connection)
                 except _UnheardError:
-                    self._fails("unheard", UNHEARD)
+                    self._fails(UNHEARD, UNHEARD)
                     self._pause = UNHEARD_PAUSE
                 except Exception as error:  # noqa: BLE001 - whatever the driver raises, it is tried again
-                    self._fails("lost", f"the connection that listens is lost: {one_line(error)}")
+                    self._fails(LOST, f"{LOST}: {one_line(error)}")
                 finally:
                     connections[self._using].close()
                 self._stopped.wait(self._pause * random.uniform(0.5, 1.0))
@@ -147,11 +148,12 @@ class Listener:
         self._told.clear()
         self._problem, self._pause = None, FIRST_PAUSE
 
-    def _fails(self, kind: str, problem: str) -> None:
+    def _fails(self, problem: str, explanation: str) -> None:
+        # Drivers name hosts, ports and users: that is for the log, and not for whoever may ask the health port.
         self._problem = problem
-        if kind not in self._told:
-            self._told.add(kind)
-            logger.warning("No wake-ups come, work is found by polling: %s", problem)
+        if problem not in self._told:
+            self._told.add(problem)
+            logger.warning("No wake-ups come, work is found by polling: %s", explanation)
 
 
 def _are_shared(connection: BaseDatabaseWrapper, other: BaseDatabaseWrapper) -> bool:
