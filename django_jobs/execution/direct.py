@@ -32,6 +32,8 @@ LOG_INTERVAL = 30.0
 # what is of a job at its limit, of which runs may end in other processes, sooner.
 AGAIN = 1.0
 SOON = 0.25
+# A little less than the second within which every process sees a pause.
+PAUSES_FOR = 0.9
 # With nothing to do the first rest is as long as a connection is kept, the next ones are endless.
 RESTS = (IDLE_CONNECTION, 3600.0)
 
@@ -188,11 +190,13 @@ class DirectRunner:
         return {pk: name for pk, name in rows.values_list("pk", "job_name") if name in names and pk not in owned}
 
     def _pauses(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the paused jobs and queues as they were at most a second ago."""
-        read_at, jobs, queues = self._paused
-        if time.monotonic() - read_at > AGAIN:
-            jobs, queues = pauses.paused_jobs(self._using), pauses.paused_queues(self._using)
-            self._paused = (time.monotonic(), jobs, queues)
+        """Return the paused jobs and queues as they were less than a second ago."""
+        asked_at, jobs, queues = self._paused
+        now = time.monotonic()
+        if now - asked_at > PAUSES_FOR:
+            jobs, queues = pauses.paused(self._using)
+            # The answer may be out of date from when it was asked for.
+            self._paused = (now, jobs, queues)
         return jobs, queues
 
     def _rest(self) -> float:

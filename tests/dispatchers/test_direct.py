@@ -172,7 +172,7 @@ def test_what_is_paused_is_left_alone(mode: Callable[..., DirectDispatcher]) -> 
 def test_pauses_are_read_once_a_second(mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch) -> None:
     mode()
     reads: list[str] = []
-    monkeypatch.setattr(pauses, "paused_jobs", lambda using: reads.append(using) or frozenset())
+    monkeypatch.setattr(pauses, "paused", lambda using: reads.append(using) or (frozenset(), frozenset()))
 
     def work() -> None: ...
 
@@ -180,7 +180,7 @@ def test_pauses_are_read_once_a_second(mode: Callable[..., DirectDispatcher], mo
         started = time.monotonic()
         for _ in range(5):
             assert ended(working.push()).status == Status.OK
-        assert len(reads) <= 1 + int(time.monotonic() - started)
+        assert 0 < len(reads) <= 1 + int((time.monotonic() - started) / 0.9)
 
 
 def test_a_job_with_a_limit_keeps_it(mode: Callable[..., DirectDispatcher]) -> None:
