@@ -16,8 +16,8 @@ class HintServer:
         # What brings it back; None while it is there.
         self._remedy: Callable[[], None] | None = None
 
-    def strike(self, kind: str) -> bool:
-        """Do it; return whether the server is away from then on, until mend()."""
+    def strike(self, kind: str) -> None:
+        """Do it; the server may be away from then on, until mend()."""
         match kind:
             case "flush redis":
                 self._tell(b"FLUSHALL")
@@ -35,7 +35,6 @@ class HintServer:
                 self._remedy = self._server.start
             case _:
                 raise ValueError(f"{kind!r} is nothing that happens to Redis")
-        return self.is_away
 
     @property
     def is_away(self) -> bool:

@@ -105,14 +105,7 @@ class Blow:
 
 
 def blows(
-    seed: int,
-    *,
-    workers: int,
-    producers: int,
-    has_server: bool,
-    can_sever: bool,
-    has_children: bool,
-    has_redis: bool = False,
+    seed: int, *, workers: int, producers: int, has_server: bool, can_sever: bool, has_children: bool
 ) -> Iterator[Blow]:
     """Yield what the monkey does, without end."""
     rng = stream(seed, "monkey")
@@ -123,8 +116,6 @@ def blows(
         weights |= {"restart": 1.0, "crash": 1.2}
     if has_children:
         weights |= {"kill child": 4.0, "freeze child": 1.5}
-    if has_redis:
-        weights |= {"flush redis": 2.0, "hang redis": 2.0, "kill redis": 1.5, "restart redis": 1.5}
     kinds, by_weight = tuple(weights), tuple(weights.values())
     while True:
         kind = rng.choices(kinds, by_weight)[0]
@@ -137,13 +128,22 @@ def blows(
             "freeze meddler": rng.uniform(1, 6),
             "restart": rng.uniform(0, 2),
             "crash": rng.uniform(0, 2),
-            # From a hiccup to more than the clients wait for an answer.
-            "hang redis": rng.uniform(0.1, 5),
-            "kill redis": rng.uniform(0, 3),
-            "restart redis": rng.uniform(0, 3),
         }.get(kind, 0.0)
         target = rng.randrange(producers if kind == "kill producer" else workers)
         yield Blow(pause=rng.uniform(0.3, 2.5), kind=kind, target=target, length=length)
+
+
+def blows_to_redis(seed: int) -> Iterator[Blow]:
+    """Yield what happens to the server of the redis dispatcher, without end; a pause begins when it is back."""
+    rng = stream(seed, "redis")
+    while True:
+        kind = rng.choices(("flush redis", "hang redis", "kill redis", "restart redis"), (3, 2, 1.5, 1.5))[0]
+        length = {
+            "flush redis": 0.0,
+            # From a hiccup to more than the clients wait for an answer.
+            "hang redis": rng.uniform(0.1, 5),
+        }.get(kind, rng.uniform(0, 3))
+        yield Blow(pause=rng.uniform(0.3, 4), kind=kind, length=length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

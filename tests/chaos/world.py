@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,11 +100,12 @@ class World:
             has_server=self.server is not None,
             can_sever=connection.vendor != "sqlite",
             has_children=self.processes > 0,
-            has_redis=self.redis is not None,
         )
         end = time.monotonic() + seconds
         # The first seconds are for starting.
         self._pass(until=min(time.monotonic() + 3, end))
+        if self.redis is not None:
+            self._plague(self.redis, plan.blows_to_redis(self.seed))
         while time.monotonic() < end:
             blow = next(blows)
             # Three times as many processes take longer to start, and are to come to some work before the next blow.
@@ -198,22 +199,28 @@ class World:
                 else:
                     self._stop_server(signal.SIGINT if blow.kind == "restart" else signal.SIGQUIT)
                     self._after(blow.length, self._start_server)
-            case "flush redis" | "hang redis" | "kill redis" | "restart redis":
-                what += self._strike_redis(blow)
         self._note(what)
         self.counts[blow.kind] += 1
 
-    def _strike_redis(self, blow: plan.Blow) -> str:
-        """Do it unless Redis is away; return what to add to the note."""
-        if self.redis is None or self.redis.is_away:
-            return ": it is away already"
-        if self.redis.strike(blow.kind):
-            self._after(blow.length, self._mend_redis)
-        return ""
+    def _plague(self, redis: HintServer, blows: Iterator[plan.Blow]) -> None:
+        """Strike it, mend it, and so on, for as long as anything is due."""
+        blow = next(blows)
 
-    def _mend_redis(self) -> None:
-        if self.redis is not None:
-            self.redis.mend()
+        def strike() -> None:
+            self._note(f"{blow.kind} for {blow.length:.1f} s" if blow.length else blow.kind)
+            self.counts[blow.kind] += 1
+            redis.strike(blow.kind)
+            self._after(blow.length, mend)
+
+        def mend() -> None:
+            self._mend(redis)
+            self._plague(redis, blows)
+
+        self._after(blow.pause, strike)
+
+    def _mend(self, redis: HintServer) -> None:
+        if redis.is_away:
+            redis.mend()
             self._note("redis is back")
 
     def _strike_child(self, member: Member, blow: plan.Blow) -> str:
@@ -298,7 +305,8 @@ class World:
             self._signal(member, signal.SIGTERM)
         for member in self._members.values():
             self._end(member)
-        self._mend_redis()
+        if self.redis is not None:
+            self._mend(self.redis)
         self._members.clear()
         # A tick each second would leave it never quiet.
         quiet = self._add("quiet", RUNJOBS, ACC_CRON=NEVER)
