@@ -58,21 +58,26 @@ def leftovers(names: Iterable[str], *, using: str) -> list[Leftover]:
 def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
     """Delete the finished and parked rows of these names; yield after each portion how many rows it deleted.
 
-    A name that somebody knows by now is left alone. Rows that another transaction holds stay, and so do those that
-    wait or run. Parked rows are cancelled first: where this ends half-way, they are seen as what they are.
+    A name that somebody knows by now is left alone, also in the midst of it. Rows that another transaction holds stay,
+    and so do those that wait or run. Parked rows are cancelled first: where this ends half-way, they are seen as what
+    they are.
     """
     user, by_name = attribution(by)
     for name in names:
-        if name in registry.names() or name in _listed(using):
-            continue
         for ids in _parked(name, using):
+            if _is_known(name, using):
+                break
             move(ids, partial(_cancel, now=clock.now(using), by=user, by_name=by_name), using=using)
         for status in sorted(FINAL):
             deleted = BATCH
-            while deleted == BATCH:
+            while deleted == BATCH and not _is_known(name, using):
                 deleted = retention.trim(name, status, 0, None, now=clock.now(using), using=using, limit=BATCH)
                 if deleted:
                     yield deleted
+
+
+def _is_known(name: str, using: str) -> bool:
+    return name in registry.names() or name in _listed(using)
 
 
 def _cancel(rows: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:

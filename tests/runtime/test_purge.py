@@ -54,6 +54,23 @@ def test_a_name_that_a_process_listed_a_moment_ago_is_known() -> None:
     assert unregistered(using="default") == ["new.one"]
 
 
+def test_a_name_that_is_deployed_meanwhile_is_left_alone_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: of many rows those went as well whose job a worker had begun to run again."""
+    monkeypatch.setattr(purging, "BATCH", 2)
+    for _ in range(4):
+        JobExecutionFactory(job_name="old.back", parked=True)
+        JobExecutionFactory(job_name="old.back", ok=True)
+    cancels = purging.transitions.cancel
+
+    def cancel(*args: Any, **kwargs: Any) -> int:
+        WorkerFactory(names=["old.back"])
+        return cancels(*args, **kwargs)
+
+    monkeypatch.setattr(purging.transitions, "cancel", cancel)
+    assert list(purge(["old.back"], using="default")) == []
+    assert left("old.back") == {"cancelled": 2, "scheduled": 2, "ok": 4}
+
+
 def test_it_goes_portion_by_portion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purging, "BATCH", 2)
     assert retention.BATCH != 2
