@@ -100,6 +100,15 @@ def test_a_second_signal_ends_at_once_and_the_row_is_recoverable(runjobs: Start,
     assert status(row) == Status.RUNNING
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_closed_standard_output_is_no_obstacle() -> None:
+    """Fault: started with `>&-`, as some init scripts do, it ended with a traceback at its first line."""
+    row = jobs.mark.push()
+    command = ["sh", "-c", 'exec "$0" -m django runjobs --once >&-', sys.executable]
+    ended = subprocess.run(command, check=False, cwd=ROOT, env=child_environment(), stderr=subprocess.PIPE, timeout=60)
+    assert (ended.returncode, status(row)) == (0, Status.OK), ended.stderr
+
+
 @pytest.mark.slow
 def test_a_deploy_hands_back_what_runs_too_long(runjobs: Start, ledger: Ledger) -> None:
     """Nothing new, drain up to the timeout, then signal what is left."""

@@ -13,12 +13,14 @@ Exit codes:
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, SystemCheckError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper, SystemCheckError
 
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
@@ -104,6 +106,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped; leave with an exit code other than 0 when something went wrong."""
+        if sys.stdout is None:
+            # It was closed by whoever started this.
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process is there
+            self.stdout = OutputWrapper(sys.stdout)
         with console(self.stderr, options["verbosity"], with_pid=options["processes"] is not None):
             if options["check"]:
                 self._check_workers(options)
