@@ -287,6 +287,8 @@ def test_on_a_terminal_it_asks_before_it_does_something_to_many(monkeypatch: pyt
 
 @pytest.mark.django_db(transaction=True)
 def test_nothing_runs_in_the_process_of_the_command_in_direct_mode(settings: Any) -> None:
+    # Another case may have left a direct one that runs: asked for by other settings, it is closed.
+    get_dispatcher()
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DISPATCHER": "direct"}
     dispatcher = get_dispatcher()
     assert isinstance(dispatcher, DirectDispatcher)
@@ -306,6 +308,19 @@ def test_jobs_and_queues_are_paused_and_resumed(own_jobs: None) -> None:
     assert jobs("pause", "--queue", "mail") == "The queue mail is paused.\n"
     assert QueueState.objects.get().paused_at is not None
     assert jobs("resume", "--queue", "mail") == "The queue mail is resumed.\n"
+    # Whoever pushes may choose any queue, but this is more likely a slip.
+    text = jobs("pause", "--queue", "mial")
+    assert text.startswith("The queue mial is paused; no job here declares it (declared: ")
+    assert "mail" in text
+
+
+def test_a_push_to_what_is_paused_says_that_it_waits(own_jobs: None) -> None:
+    payload = ("--payload", '{"order_id": 7}')
+    jobs("pause", "shop.nightly")
+    jobs("pause", "--queue", "mail")
+    assert "; the job is paused and waits for a resume.\n" in jobs("trigger", "shop.nightly")
+    assert "; its queue is paused and waits for a resume.\n" in jobs("push", "shop.receipt", *payload)
+    assert "paused" not in jobs("push", "shop.receipt", *payload, "--queue", "default")
 
 
 def test_what_is_left_of_unknown_jobs_is_purged_with_counts() -> None:
@@ -321,6 +336,12 @@ def test_what_is_left_of_unknown_jobs_is_purged_with_counts() -> None:
     assert "Nothing was purged, 1 that wait or run" in refused(1, "purge", "--unregistered", "--yes")
 
 
+def test_nothing_to_purge_is_no_failure() -> None:
+    JobExecutionFactory(ok=True)
+    assert jobs("purge", "--unregistered", "--yes") == "Nothing to purge.\n"
+    assert read("purge", "--unregistered")["deleted"] == 0
+
+
 def test_the_last_ends_are_shown_oldest_first() -> None:
     now = clock.now("default")
     rows = [JobExecutionFactory(failed=n == 2, ok=n != 2, now=now - timedelta(minutes=9 - n)) for n in range(4)]
@@ -331,6 +352,7 @@ def test_the_last_ends_are_shown_oldest_first() -> None:
     assert [each["id"] for each in found] == [str(row.pk) for row in rows]
 
 
+@pytest.mark.medium
 def test_each_end_is_told_once_also_when_it_is_committed_late_or_there_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

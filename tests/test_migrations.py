@@ -39,6 +39,7 @@ def migrate(alias: str, *target: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.medium
 def test_it_goes_backwards_and_forwards_on_another_database_and_leaves_the_default_alone() -> None:
     """A migration uses the default connection though it runs with --database=other. (django-tasks-db#16)"""
     for _ in range(20):
@@ -54,6 +55,7 @@ def test_it_goes_backwards_and_forwards_on_another_database_and_leaves_the_defau
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.medium
 def test_another_database_can_be_migrated_while_the_default_has_no_tables() -> None:
     """On a default that was never migrated a migration hangs, or fails on a missing table."""
     migrate("default", "zero")

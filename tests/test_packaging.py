@@ -186,6 +186,7 @@ def test_a_read_of_the_status_is_not_taken_for_a_write(code: str) -> None:
     assert not any(writes_status(node) for node in ast.walk(ast.parse(code)))
 
 
+@pytest.mark.medium
 def test_nothing_that_travels_can_be_executed() -> None:
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 

@@ -426,6 +426,7 @@ def test_json_under_any_comes_back_the_same_or_is_refused(value: Any) -> None:
     e=st.decimals(allow_nan=False, allow_infinity=False),
     f=st.dates(),
 )
+@pytest.mark.medium
 def test_types_that_skip_the_comparison_are_lossless(a: int, b: float, c: Any, d: Any, e: Decimal, f: dt.date) -> None:
     def handler(
         a: int, b: float, c: list[str], d: uuid.UUID | None, e: Decimal, f: dt.date, g: dict[str, set[int]]

@@ -126,9 +126,11 @@ class TestLogging:
     def test_a_cancelled_run_is_one_line_at_info(self, logged: pytest.LogCaptureFixture) -> None:
         emit(signals.job_cancelled, jobs.mark, execution())
         emit(signals.job_cancelled, jobs.mark, execution(attempt=0, started_at=None))
+        emit(signals.job_cancelled, jobs.mark, execution(started_at=None))
         assert [text for _name, _level, text in logged.record_tuples] == [
             f"cancelled acc.mark {UUID(int=7)} attempt 1/3 in 0.012 s",
             f"cancelled acc.mark {UUID(int=7)} before its first attempt",
+            f"cancelled acc.mark {UUID(int=7)} after attempt 1/3",
         ]
 
     def test_a_failure_that_will_be_retried_is_one_line_at_warning(self, logged: pytest.LogCaptureFixture) -> None:

@@ -659,6 +659,7 @@ def test_a_claim_that_collides_is_repeated(now: datetime, worker: Worker) -> Non
 
 
 @committed
+@pytest.mark.medium
 def test_every_other_verb_that_collides_is_repeated_too(now: datetime) -> None:
     for verb in sorted(set(VERBS) - {"claim"}):
         row = JobExecutionFactory(

@@ -146,6 +146,36 @@ class TestWhoMayCall:
         assert f"{query.partition('=')[0]} is " in response.json()["error"]
         assert nothing_runs == []
 
+    def test_an_unknown_parameter_is_named_to_those_who_know_the_secret(
+        self, secret: str, nothing_runs: list[float]
+    ) -> None:
+        response = call("?max_tiem=10")
+        assert (response.status_code, nothing_runs) == (400, [])
+        assert "no parameter 'max_tiem'; expected max_time or max_jobs" in response.json()["error"]
+        assert call("?max_tiem=10", Authorization="Bearer wrong").status_code == 404
+
+    def test_the_log_says_why_it_is_a_404_and_not_each_time(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("django_jobs.views._logged", {})
+
+        def lines() -> list[str]:
+            for _ in range(2):
+                call(Authorization="Bearer sesame")
+            assert "sesame" not in caplog.text
+            found = [record.getMessage() for record in caplog.records if record.name == "django_jobs"]
+            caplog.clear()
+            return found
+
+        (line,) = lines()
+        assert "without CRON_SECRET being set" in line
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "CRON_SECRET": SECRET}
+        (line,) = lines()
+        assert "no or a wrong secret" in line
+        assert lines() == []
+        monkeypatch.setattr("django_jobs.views.LOG_INTERVAL", 0.0)
+        assert len(lines()) == 2
+
     def test_the_time_can_be_chosen(self, secret: str, nothing_runs: list[float]) -> None:
         assert call("?max_time=10").status_code == 200
         assert nothing_runs == [10]
@@ -184,6 +214,7 @@ class TestWhatItDoes:
     def _short(self, secret: str, settings: Any) -> None:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 0.2, "INTERRUPT_GRACE": 0.2}
 
+    @pytest.mark.medium
     def test_it_does_all_that_is_due_and_counts_it(
         self, ledger: Ledger, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -154,6 +154,7 @@ def test_the_delete_link_is_offered_for_finished_rows_only(as_user: Any, failed:
     assert "deletelink" not in person.detail(JobExecutionFactory()).content.decode()
 
 
+@pytest.mark.medium
 def test_an_unknown_job_name_breaks_no_page_and_imports_nothing(admin: Admin) -> None:
     names = ["", "shop.gone", "é.ü", "no.such.module.f", "tests.admin.explosive.f", "a/b?c=1"]
     rows = [JobExecutionFactory(failed=True, job_name=name) for name in names]

@@ -179,6 +179,7 @@ def statements(person: Admin) -> list[str]:
     return [each["sql"] for each in captured.captured_queries]
 
 
+@pytest.mark.medium
 def test_one_bounded_statement_counts_for_the_whole_page(admin: Admin) -> None:
     for each in registry.all_jobs():
         JobExecutionFactory(job_name=each.name, ok=True)
@@ -244,6 +245,12 @@ def test_run_now_triggers_a_cron_job_in_the_name_of_who_pressed(admin: Admin) ->
     (entry,) = LogEntry.objects.all()
     assert (entry.object_id, entry.action_flag, entry.user) == (str(row.pk), ADDITION, admin.user)
     assert entry.get_change_message() == "Run now."
+
+
+def test_run_now_of_a_paused_job_says_that_it_waits(admin: Admin, shop: SimpleNamespace) -> None:
+    shop.nightly.pause()
+    response = run(admin, "shop.nightly")
+    assert "shop.nightly was queued; the job is paused and waits for a resume. <a" in said(response)
 
 
 def test_run_now_pressed_twice_says_which_execution_already_lives(admin: Admin) -> None:

@@ -178,6 +178,7 @@ def test_a_tick_of_the_old_code_in_the_midst_of_the_swap_does_not_undo_it(monkey
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.medium
 def test_during_a_deploy_no_tick_is_doubled_nothing_flips_and_old_code_falls_silent(seed: int) -> None:
     """Old code and new code side by side during a rolling deploy create doubles.
 
@@ -383,6 +384,7 @@ def test_a_receiver_that_breaks_its_transaction_costs_no_tick() -> None:
         ("0 0 * * *", "Africa/Cairo", "2027-04-29", ["29T00:00", "30T01:00", "01T00:00", "02T00:00"]),
     ],
 )
+@pytest.mark.medium
 def test_a_daily_job_makes_one_row_each_day_across_a_change(
     expression: str, zone: str, day: str, expected: list[str]
 ) -> None:
@@ -402,6 +404,7 @@ def test_a_daily_job_makes_one_row_each_day_across_a_change(
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2027-03-14", 23), ("2027-11-07", 25), ("2027-08-12", 24)])
+@pytest.mark.medium
 def test_an_hourly_job_makes_a_row_in_each_real_hour_of_a_day(day: str, hours: int) -> None:
     """Asked in the second pass of an hour, the next run was in the past (dragonmantank/cron-expression#196)."""
     define(cron="0 * * * *", timezone="America/New_York", overlap="allow")
@@ -425,6 +428,7 @@ def test_an_hourly_job_makes_a_row_in_each_real_hour_of_a_day(day: str, hours: i
         ("all", "skip", 1, ("overlap", 199)),
     ],
 )
+@pytest.mark.medium
 def test_what_a_downtime_of_five_hours_brings_is_bounded_and_traced(
     misfire: str, overlap: str, fired: int, trace: tuple[str, int]
 ) -> None:

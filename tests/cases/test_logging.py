@@ -32,6 +32,7 @@ def messages(row: JobExecution) -> list[str]:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_a_flood_of_lines_is_cut_to_its_two_ends_and_costs_no_memory() -> None:
     """Captured logs are kept without bound: memory grows, and at last the row cannot be stored.
 
@@ -68,6 +69,7 @@ def test_a_flood_of_lines_is_cut_to_its_two_ends_and_costs_no_memory() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_each_row_holds_only_its_own_lines() -> None:
     """Lines are captured for the process instead of the job: rows show what others logged.
 

@@ -68,6 +68,7 @@ def strays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert found == []
 
 
+@pytest.mark.medium
 def test_the_pages_and_the_calls_use_the_executions_database_alone(
     strays: list[str], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_the_pages_and_the_calls_use_the_executions_database_alone(
     assert sorted(found.values()) == [Status.CANCELLED] * 2 + [Status.PENDING] * 4
 
 
+@pytest.mark.medium
 def test_whoever_runs_jobs_uses_the_executions_database_alone(strays: list[str], client: Client, settings: Any) -> None:
     """See above: runjobs, its trim, --check, and the URL for a platform's cron."""
     settings.DJANGO_JOBS = {"CRON_SECRET": "Aex3ooPhieyoh8quai1e", "KEEP": {"ok": 1}, "TRIM_CRON": "* * * * *"}
@@ -125,6 +127,7 @@ def test_whoever_runs_jobs_uses_the_executions_database_alone(strays: list[str],
     call_command("runjobs", check=True, skip_checks=True)
 
 
+@pytest.mark.medium
 def test_the_command_line_uses_the_executions_database_alone(strays: list[str]) -> None:
     """See above: manage.py jobs."""
     failed, waiting = JobExecutionFactory(failed=True), jobs.mark.push()

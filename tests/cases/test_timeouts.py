@@ -34,6 +34,7 @@ def took(row: JobExecution) -> float:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_a_run_that_is_too_long_ends_at_its_limit_and_is_not_started_again() -> None:
     """A task that times out is started again and again, though one attempt is all it has.
 
@@ -61,6 +62,7 @@ def test_a_run_that_is_too_long_ends_at_its_limit_and_is_not_started_again() -> 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("timeout", [0.3, timedelta(milliseconds=300)])
+@pytest.mark.medium
 def test_a_limit_below_a_second_is_a_limit(timeout: Any) -> None:
     """A limit of half a second is cut down to 0, which switches it off. Source: coleifer/huey 3.0.2 changelog."""
 
@@ -98,6 +100,7 @@ def test_a_delay_below_a_second_is_waited_for_and_none_or_less_is_none(runjobs: 
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_limits_hold_in_every_slot_of_a_command_that_runs_outside_the_main_thread(ledger: Ledger) -> None:
     """Limits by SIGALRM raise ValueError outside the main thread, or never fire for work in threads.
 

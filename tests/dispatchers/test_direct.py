@@ -183,6 +183,7 @@ def test_pauses_are_read_once_a_second(mode: Callable[..., DirectDispatcher], mo
         assert 0 < len(reads) <= 1 + int((time.monotonic() - started) / 0.9)
 
 
+@pytest.mark.medium
 def test_a_job_with_a_limit_keeps_it(mode: Callable[..., DirectDispatcher]) -> None:
     mode()
     lock, peaks = threading.Lock(), []
@@ -313,6 +314,7 @@ def runner_of(dispatcher: DirectDispatcher) -> direct.DirectRunner:
     return runner
 
 
+@pytest.mark.medium
 def test_its_end_lets_runs_end_and_retires_its_worker(mode: Callable[..., DirectDispatcher]) -> None:
     dispatcher = mode()
     began = threading.Event()
@@ -334,6 +336,7 @@ def test_its_end_lets_runs_end_and_retires_its_worker(mode: Callable[..., Direct
     assert Worker.objects.count() == 2
 
 
+@pytest.mark.medium
 def test_its_end_hands_back_what_has_retry_and_ends_what_has_none(mode: Callable[..., DirectDispatcher]) -> None:
     dispatcher = mode()
     rows = [slow_retry.push(s=20), slow.push(s=20)]
@@ -347,6 +350,7 @@ def test_its_end_hands_back_what_has_retry_and_ends_what_has_none(mode: Callable
     assert "interrupted by shutdown" in rows[1].error
 
 
+@pytest.mark.medium
 def test_with_every_slot_stuck_it_leaves_its_rows_to_runjobs(
     mode: Callable[..., DirectDispatcher], caplog: pytest.LogCaptureFixture
 ) -> None:

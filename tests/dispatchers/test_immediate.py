@@ -282,6 +282,7 @@ def test_a_push_without_a_transaction_runs_before_it_returns(settings: Settings)
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_a_long_run_outside_of_a_transaction_beats(settings: Settings) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": "immediate", "HEARTBEAT_INTERVAL": 0.1, "WORKER_LOST_AFTER": 0.3}
     beats = []

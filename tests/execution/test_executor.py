@@ -292,6 +292,7 @@ def test_progress_is_kept_on_the_run() -> None:
     assert run.progress == {"done": 3, "total": 10, "note": "three\ufffd"}
 
 
+@pytest.mark.medium
 def test_a_run_leaves_nothing_to_the_garbage_collector() -> None:
     """A long-lived worker grew run by run: procrastinate-org/procrastinate#1316."""
 

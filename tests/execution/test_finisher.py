@@ -204,6 +204,7 @@ def test_a_commit_whose_reply_was_lost_is_settled_by_reading_again(monkeypatch: 
     assert len(calls) == 2
 
 
+@pytest.mark.medium
 def test_a_batch_goes_out_when_it_is_full_although_more_is_expected() -> None:
     with a_finisher(quiet=lambda: False) as (_finisher, told):
         for run in [ended_run() for _ in range(100)]:

@@ -567,6 +567,7 @@ def test_an_awaitable_of_a_plain_function_is_interrupted_as_a_task(ladder: Ladde
     assert slot.outcome() == Aborted()
 
 
+@pytest.mark.medium
 def test_an_interrupt_at_the_end_of_a_run_hits_neither_the_next_run_nor_our_own_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

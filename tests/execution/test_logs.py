@@ -148,6 +148,7 @@ def test_as_many_lines_as_the_limit_are_all_there() -> None:
     assert [entry["message"] for entry in buffer.entries()] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.medium
 def test_a_flood_of_lines_is_bounded_in_memory_and_in_the_row() -> None:
     """Captured logs grew without bound: hatchet-dev/hatchet#4587, girder/girder#3600, ocurrent/ocluster#53."""
     buffer = LogBuffer(100)
@@ -222,6 +223,7 @@ def test_what_databases_refuse_is_replaced() -> None:
     assert messages(ran(lambda: logger.info("a\0b\ud800"))) == ["a\ufffdb\ufffd"]
 
 
+@pytest.mark.medium
 def test_two_runs_at_once_keep_their_lines_apart() -> None:
     barrier = threading.Barrier(2)
 

@@ -125,6 +125,7 @@ def test_the_first_claim_ever_makes_the_state_that_the_next_ones_lock(limited: J
     ],
 )
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_processes_that_claim_at_once_start_no_more_than_may_run(limited: Job[...], level: str) -> None:
     ids = [row.pk for row in rows_of(limited, 30)]
     workers = [WorkerFactory() for _ in range(4)]
@@ -166,6 +167,7 @@ def test_a_state_that_another_transaction_holds_keeps_nobody_waiting(limited: Jo
 
 @pytest.mark.django_db(transaction=True)
 class TestWorker:
+    @pytest.mark.medium
     def test_runs_of_a_limited_job_go_one_by_one_and_others_beside_them(self) -> None:
         lock, overlaps, met = threading.Lock(), [], threading.Barrier(3)
 
@@ -209,6 +211,7 @@ class TestWorker:
             tick.tick()
             assert [row.pk for row in unstarted(pauses=tick).claim(3)] == [first.pk, *(row.pk for row in rows)]
 
+    @pytest.mark.medium
     def test_short_runs_are_not_held_up_by_the_limit(self) -> None:
         def short() -> None: ...
 
@@ -402,6 +405,7 @@ def test_a_process_that_freezes_with_the_lock_loses_it(limited: Job[...], monkey
 
 @pytest.mark.django_db(transaction=True)
 class TestOnce:
+    @pytest.mark.medium
     def test_it_runs_all_rows_of_a_limited_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(surplus, "KEPT", 2)
         with jobs_of(nothing, concurrency=1) as [one]:

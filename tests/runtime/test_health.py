@@ -253,18 +253,23 @@ class TestPort:
         self, said: Said, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(health_port, "LOOK_EVERY", 0.01)
-        port = free_port()
+        port, (begun, begins) = free_port(), os.pipe()
         with health_port.health_port(said, port):
             child = os.fork()
             if child == 0:
+                os.write(begins, b"x")
                 time.sleep(60)
                 os._exit(0)
         try:
+            # What a fork does first in the child is done.
+            assert os.read(begun, 1) == b"x"
             with health_port.health_port(said, port):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+            os.close(begun)
+            os.close(begins)
 
 
 class TestFile:

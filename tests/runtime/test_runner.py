@@ -90,6 +90,7 @@ class TestStartup:
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", refuse)
         return
 
+    @pytest.mark.medium
     def test_a_database_that_does_not_answer_is_given_up_on(self, unreachable: None) -> None:
         """If the database cannot be reached at start, the process waits for ever. Source: django-q2#201."""
         said: list[str] = []
@@ -324,6 +325,7 @@ class TestOnce:
         assert in_thread(once) == DONE
         assert statuses() == {row.pk: Status.OK}
 
+    @pytest.mark.medium
     def test_the_time_ends_it(self) -> None:
         row = jobs.slow.push(s=30.0, heed=True)
         began = time.monotonic()
@@ -349,6 +351,7 @@ class TestOnce:
             assert once() == DONE
         assert set(JobExecution.objects.values_list("job_name", "status")) == {("acc.cron", Status.OK)}
 
+    @pytest.mark.medium
     def test_it_rescues_at_its_second_call(self, settings: Any, ledger: Ledger) -> None:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "HEARTBEAT_INTERVAL": 0.2, "WORKER_LOST_AFTER": 1}
         worker = WorkerFactory(dead=True)
@@ -465,6 +468,7 @@ class TestRun:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 0.0, "INTERRUPT_GRACE": 0.1}
 
     @pytest.mark.usefixtures("no_drain")
+    @pytest.mark.medium
     def test_after_so_many_runs_it_takes_no_more_and_lets_all_come_to_their_end(self, ledger: Ledger) -> None:
         rows = [jobs.slow.push(s=s) for s in (1.0, 0.0, 0.0, 0.0, 0.0)]
         assert in_thread(Runner(Options.of(max_jobs=3, concurrency=2)).run) == DONE
@@ -472,6 +476,7 @@ class TestRun:
         assert Worker.objects.get().stop_reason == "3 runs were started"
 
     @pytest.mark.usefixtures("no_drain")
+    @pytest.mark.medium
     def test_a_stop_while_the_last_runs_come_to_their_end_does_not_wait_so_long(self, ledger: Ledger) -> None:
         row = jobs.slow_retry.push(s=60.0)
         runner = Runner(Options.of(max_jobs=1))

@@ -273,6 +273,7 @@ def test_the_grace_decides(options: dict[str, Any], late: timedelta, fires: bool
     assert bool(ticks()) is fires
 
 
+@pytest.mark.medium
 def test_misfire_all_fires_every_missed_tick_up_to_a_hundred() -> None:
     define(misfire="all", overlap="allow")
     Scheduler(using="default").tick(START)

@@ -48,6 +48,7 @@ def test_the_time_of_the_last_hint_counts_not_that_of_creation(now: datetime, mo
     assert hints == []
 
 
+@pytest.mark.medium
 def test_the_hints_of_one_row_come_ever_more_rarely(now: datetime, monkeypatch: Any) -> None:
     """With back-off."""
     row = waiting(now, since=0)

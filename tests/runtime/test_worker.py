@@ -134,6 +134,7 @@ def test_a_task_that_exits_ends_neither_the_event_loop_nor_the_runs_on_it() -> N
         assert [ended(row).status for row in rows] == [Status.OK, Status.OK]
 
 
+@pytest.mark.medium
 def test_rows_go_back_untried_while_the_system_has_no_threads_for_them(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_timeout_is_an_ordinary_failure() -> None:
     assert (row.status, row.error) == (Status.ERROR, "TimedOut: timed out after 0.2 s")
 
 
+@pytest.mark.medium
 def test_a_handler_that_does_not_stop_loses_its_slot_and_not_the_worker(settings: Any) -> None:
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
     release, recycled = threading.Event(), []
@@ -286,6 +288,7 @@ def beside_again(row: JobExecution) -> bool:
     return row.run_no > 1
 
 
+@pytest.mark.medium
 def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
     monkeypatch.setattr(pool, "LOOP_PATIENCE", 0.2)
@@ -314,6 +317,7 @@ def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any, monke
             JobExecution.objects.filter(pk=beside.pk).delete()
 
 
+@pytest.mark.medium
 def test_slow_receivers_hold_up_claims_and_no_memory(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "POLL_INTERVAL": 0.1}
     release, started = threading.Event(), []
