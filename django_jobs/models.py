@@ -133,7 +133,7 @@ class JobExecution(models.Model):
 
     @property
     def duration(self) -> timedelta | None:
-        """How long the last attempt took; None before it ended."""
+        """How long the last attempt took; None before it ended, and for what was cancelled while it waited."""
         if self.started_at is None or self.completed_at is None:
             return None
         lasted: timedelta = self.completed_at - self.started_at

@@ -115,9 +115,12 @@ def _run(execution: JobExecution) -> str:
     text = f"{execution.job_name} {execution.pk}"
     if not execution.attempt:
         return f"{text} before its first attempt"
+    if execution.started_at is None:
+        # It was cancelled while it waited for the next one.
+        return f"{text} after attempt {execution.attempt}/{execution.max_attempts}"
     text += f" attempt {execution.attempt}/{execution.max_attempts}"
     # A run that will be retried has no completed_at.
     ended: datetime | None = execution.completed_at or execution.updated_at
-    if execution.started_at is None or ended is None or ended < execution.started_at:
+    if ended is None or ended < execution.started_at:
         return text
     return f"{text} in {(ended - execution.started_at).total_seconds():.3f} s"

@@ -429,9 +429,11 @@ def unpark(queryset: ExecutionQuerySet, *, now: datetime) -> int:
 
 @retried
 def cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
-    """End rows that did not start; called by services."""
+    """End rows that wait; called by services."""
     return queryset.filter(status__in=(Status.PENDING, Status.SCHEDULED)).update(
         active_key=None,
+        # That of an earlier attempt: from then to now nothing ran.
+        started_at=None,
         cancel_requested_at=now,
         cancelled_by=by,
         cancelled_by_name=by_name,

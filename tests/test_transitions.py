@@ -490,6 +490,17 @@ def test_a_waiting_row_is_cancelled_at_once(trait: str, now: datetime) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
+def test_a_row_that_is_cancelled_while_it_waits_for_its_next_attempt_has_no_duration(now: datetime) -> None:
+    """Fault: it showed the time from the start of its last attempt to the cancel, minutes in which nothing ran."""
+    row = JobExecutionFactory(now=now, failed=True)
+    assert row.started_at is not None
+    later = now + timedelta(minutes=13)
+    assert transitions.retry(only(row), now=later, retries=0, by="", by_name="") == 1
+    assert transitions.cancel(only(row), now=later, by="", by_name="") == 1
+    row.refresh_from_db()
+    assert (row.status, row.attempt, row.duration) == (Status.CANCELLED, 1, None)
+
+
 def test_a_running_row_is_marked_once(now: datetime) -> None:
     row = running(now, key="K")
     assert transitions.mark_cancel(only(row), now=now, by="7", by_name="Ada") == 1
