@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
 from django.contrib.auth.decorators import login_not_required
@@ -20,6 +22,13 @@ MAX_TIME = 50
 # Below, nothing is left beside an orderly end; above, a `runjobs --once` is the better way.
 MAX_TIMES = range(8, 901)
 MAX_JOBS = range(1, 1_000_001)
+
+logger = logging.getLogger("django_jobs")
+
+# Anybody may ask without the secret: one line in this many seconds.
+LOG_INTERVAL = 60.0
+# When each line was logged last, by time.monotonic().
+_logged: dict[str, float] = {}
 
 View = Callable[..., HttpResponseBase]
 
@@ -46,6 +55,7 @@ def run(request: HttpRequest) -> HttpResponse:
     if request.method not in {"GET", "POST"}:
         return HttpResponseNotAllowed(["GET", "POST"])
     try:
+        _refuse_unknown(request)
         max_time = _number(request, "max_time", MAX_TIMES) or MAX_TIME
         max_jobs = _number(request, "max_jobs", MAX_JOBS)
     except ValueError as error:
@@ -60,11 +70,29 @@ def run(request: HttpRequest) -> HttpResponse:
 def _is_authorised(request: HttpRequest) -> bool:
     secret = get_settings().cron_secret
     if secret is None:
+        _log("The URL of django_jobs was asked without CRON_SECRET being set: to everybody it is a 404.")
         return False
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     # Servers hand over the bytes of a header as Latin-1.
     right = constant_time_compare(token.strip().encode("latin-1", "replace"), secret.encode())
-    return right and scheme.lower() == "bearer"
+    if right and scheme.lower() == "bearer":
+        return True
+    _log("The URL of django_jobs was asked with no or a wrong secret, which is answered by 404.", every=LOG_INTERVAL)
+    return False
+
+
+def _log(text: str, *, every: float = float("inf")) -> None:
+    """Log a warning, once in so many seconds for each process."""
+    now = time.monotonic()
+    if now - _logged.get(text, float("-inf")) >= every:
+        _logged[text] = now
+        logger.warning(text)
+
+
+def _refuse_unknown(request: HttpRequest) -> None:
+    for name in request.GET:
+        if name not in {"max_time", "max_jobs"}:
+            raise ValueError(f"There is no parameter {name[:20]!r}; expected max_time or max_jobs.")
 
 
 def _number(request: HttpRequest, name: str, allowed: range) -> int | None:
