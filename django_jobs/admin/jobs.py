@@ -24,6 +24,7 @@ from django_jobs.admin.base import ReadOnlyAdmin
 from django_jobs.admin.overview import overview
 from django_jobs.exceptions import Conflict, JobsError
 from django_jobs.models import JobExecution, JobState, jobs_alias
+from django_jobs.reading.waiting import pause_of
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -107,7 +108,9 @@ class JobsAdmin(ReadOnlyAdmin):
             self._tell(request, str(error), error.execution if isinstance(error, Conflict) else None, messages.WARNING)
         else:
             self.log_addition(request, execution, _("Run now."))
-            self._tell(request, _("%(job)s was queued.") % {"job": execution.job_name}, execution, messages.SUCCESS)
+            queued, pause = _("%(job)s was queued") % {"job": execution.job_name}, pause_of(execution)
+            level = messages.WARNING if pause else messages.SUCCESS
+            self._tell(request, "; ".join([queued, *pause]) + ".", execution, level)
         return self._back(request)
 
     @method_decorator(require_POST)

@@ -15,7 +15,12 @@ from django_jobs.cli.errors import NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution
 from django_jobs.options import BY_LENGTH
+from django_jobs.reading.queues import named_queues
+from django_jobs.reading.waiting import pause_of
 from django_jobs.text import clean_text
+
+# So many queues stand in one line.
+NAMED = 10
 
 
 def default_by() -> str:
@@ -65,7 +70,8 @@ def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -
     terminal.json({"job": name, "queue": queue, "is_paused": True, "changed": changed})
     if not changed:
         raise NothingDone(f"{subject} was paused before.")
-    terminal.line(f"{subject} is paused.")
+    note = "" if queue is None or queue in (declared := named_queues()) else f"; {_undeclared(declared)}"
+    terminal.line(f"{subject} is paused{note}.")
 
 
 def resume(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
@@ -84,6 +90,11 @@ def _subject(name: str | None, queue: str | None) -> str:
     return f"The queue {queue}" if name is None else name
 
 
+def _undeclared(declared: set[str]) -> str:
+    names = sorted(declared)
+    return f"no job here declares it (declared: {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''})"
+
+
 def _object(text: str) -> str:
     try:
         value = json.loads(text)
@@ -96,4 +107,5 @@ def _object(text: str) -> str:
 
 def _tell(terminal: Terminal, row: JobExecution, verb: str) -> None:
     terminal.json(records.brief(row))
-    terminal.line(f"{row} was {verb}, and is {row.status}.")
+    note = "".join(f"; {why}" for why in pause_of(row))
+    terminal.line(f"{row} was {verb}, and is {row.status}{note}.")

@@ -21,8 +21,11 @@ def purge_unregistered(terminal: Terminal, *, unregistered_only: bool, yes: bool
         raise UsageError("Say what to purge: --unregistered is what is left of jobs that nobody knows.")
     using = jobs_alias()
     found = leftovers(unregistered(using=using), using=using)
-    if found:
-        terminal.table(("NAME", "FINISHED", "PARKED", "WAIT OR RUN"), [_cells(each) for each in found])
+    if not found:
+        terminal.json({"deleted": 0, "names": [], "left": 0})
+        terminal.line("Nothing to purge.")
+        return
+    terminal.table(("NAME", "FINISHED", "PARKED", "WAIT OR RUN"), [_cells(each) for each in found])
     names = [each.name for each in found if each.purgeable]
     deleted = 0
     if names:
