@@ -74,7 +74,9 @@ def _dispatcher(key: str, value: Any) -> DispatcherSpec:
     if not isinstance(options, Mapping):
         raise ValueError(f'{key}["OPTIONS"] is {options!r}; expected a dict.')
     if "." not in name and name not in DISPATCHERS:
-        raise ValueError(f"{key} is {name!r}; expected one of {', '.join(DISPATCHERS)}, or a dotted path to a class.")
+        near = difflib.get_close_matches(name, DISPATCHERS, n=1)
+        mend = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(DISPATCHERS)}, or a dotted path."
+        raise ValueError(f"{key} is {name!r}; {mend}")
     return DispatcherSpec(backend=DISPATCHERS.get(name, name), options=dict(options))
 
 

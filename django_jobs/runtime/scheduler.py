@@ -159,7 +159,7 @@ class Scheduler:
                 last_tick_at=tick, last_skip_at=tick, last_skip_reason=reason, skips=F("skips") + count
             )
         if skipped and reason == Skip.MISFIRE:
-            logger.warning("%s missed %d ticks up to %s", job.name, count, tick)
+            logger.warning("%s missed %d tick%s up to %s", job.name, count, "" if count == 1 else "s", tick)
         return bool(skipped)
 
 
