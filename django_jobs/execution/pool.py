@@ -251,7 +251,13 @@ class Pool:
             if loop is not None:
                 # Later runs get a new one, whether this one is blocked or holds a task that does not end.
                 self._loop = None
-        logger.error("%s does not stop; its thread is given up", run.job.name)
+        logger.error(
+            "%s %s does not stop: it is inside a call that does not return to Python (a long sleep, a socket without a "
+            "timeout), or lets no exception in. Its row is ended without it, and its thread is left behind until this "
+            "process ends; whatever it does still, it cannot change the row",
+            run.job.name,
+            run.execution.pk,
+        )
         # Before the slot is free: where the process begins anew, nothing is to start in it any more.
         self._on_recycle(self._abandoned < self.slots)
         self._end(run, outcome)
