@@ -36,6 +36,14 @@ class Result:
         return int((self.report or {}).get(outcome, 0))
 
     @property
+    def state(self) -> str:
+        if self.missing:
+            return "MISSING, did not run"
+        if self.broken:
+            return "RED, its server did not start"
+        return "green" if self.is_green else f"RED (exit code {self.code})"
+
+    @property
     def is_green(self) -> bool:
         # Without a report pytest never reached its end.
         if self.missing or self.broken:
@@ -79,14 +87,13 @@ def tell(results: list[Result], *, slow: bool) -> int:
     print()
     for result in results:
         if result.missing:
-            print(f"{result.engine}: MISSING, did not run: {result.missing}")
+            print(f"{result.engine}: {result.state}: {result.missing}")
             continue
         if result.broken:
-            print(f"{result.engine}: RED, its server did not start: {result.broken}")
+            print(f"{result.engine}: {result.state}: {result.broken}")
             continue
         servers = ", ".join((result.report or {}).get("servers", ["no report: the run broke off"]))
-        state = "green" if result.is_green else f"RED (exit code {result.code})"
-        print(f"{result.engine}: {state} in {result.seconds:.0f} s on {servers}")
+        print(f"{result.engine}: {result.state} in {result.seconds:.0f} s on {servers}")
         if left_out := result.count("left_out"):
             print(f"{result.engine}: {left_out} cases that need no database ran on sqlite alone")
         for name in (result.report or {}).get("missing", ()):
@@ -118,6 +125,9 @@ def main() -> int:
         return [*chosen, *once, *options.pytest]
 
     LOGS.mkdir(exist_ok=True)
+    if not show:
+        logs = f"{LOGS.relative_to(ROOT)}/*.log"
+        print(f"{', '.join(engines)} run at the same time, for some minutes; follow them in {logs}", flush=True)
     results: dict[str, Result] = {}
     # They wait more than they compute, also on two cores.
     with ThreadPoolExecutor(max_workers=len(ENGINES)) as pool:
@@ -125,10 +135,11 @@ def main() -> int:
         for run in as_completed(runs):
             result = run.result()
             results[result.engine] = result
+            if not show:
+                print(f"=== {result.engine}: {result.state}, after {result.seconds:.0f} s ===", flush=True)
             if result.log is not None:
                 text = result.log.read_text(errors="replace")
                 lines = text.splitlines()
-                print(f"=== {result.engine}, {result.seconds:.0f} s ===")
                 print(text if not result.is_green else "\n".join(lines[-8:]), flush=True)
     return tell([results[engine] for engine in engines], slow=options.slow)
 
