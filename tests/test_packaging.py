@@ -124,6 +124,7 @@ def test_the_wheel_would_hold_templates_styles_and_types() -> None:
     assert ignored.stdout == ""
 
 
+@pytest.mark.medium
 def test_only_conf_reads_djangos_settings() -> None:
     def reads_settings(node: ast.AST) -> bool:
         if isinstance(node, ast.ImportFrom):
@@ -153,11 +154,13 @@ def writes_status(node: ast.AST) -> bool:
     return any(isinstance(target, ast.Attribute) and target.attr == "status" for target in targets)
 
 
+@pytest.mark.medium
 def test_only_transitions_writes_the_status() -> None:
     guilty = {name for name, nodes in modules() if any(map(writes_status, nodes))}
     assert guilty == {"transitions.py"}
 
 
+@pytest.mark.medium
 def test_no_sql_outside_transitions_sets_the_status() -> None:
     def sets_status(node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and isinstance(node.value, str) and "SET status" in node.value
