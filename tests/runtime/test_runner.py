@@ -111,7 +111,7 @@ class TestStartup:
         release = threading.Event()
         monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", lambda self: release.wait(10))
         with pytest.raises(DatabaseNotReady, match="no answer"):
-            startup.wait_for_database("default", lambda line: None, patience=0.3)
+            startup.wait_for_database("default", lambda line: None, patience=0.05)
         release.set()
 
     def test_a_missing_table_is_named_at_once(self, transactional_db: None, monkeypatch: Any) -> None:
@@ -425,7 +425,7 @@ class TestRun:
         started: list[list[str]] = []
         monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
         runner = Runner(Options.of(max_time=20))
-        threading.Timer(0.5, runner._on_recycle, (True,)).start()
+        threading.Timer(0.1, runner._on_recycle, (True,)).start()
         assert runner.run() == DONE
         (arguments,) = started
         assert len(arguments) == len(__import__("sys").orig_argv)
