@@ -53,10 +53,13 @@ def _middleware() -> list[CheckMessage]:
 def _dispatcher() -> list[CheckMessage]:
     spec = get_settings().dispatcher
     backend = spec.backend
+    doing = "importing it"
+    hint = "Give the name of a dispatcher of django_jobs, or the dotted path to a subclass of Dispatcher."
     try:
         found = import_string(backend)
         if isinstance(found, type) and issubclass(found, Dispatcher):
             # That opens nothing, and tells whether its options can be used.
+            doing, hint = "giving it its options", "Correct its OPTIONS."
             found(spec.options)
             return []
     except ImproperlyConfigured as error:
@@ -68,13 +71,13 @@ def _dispatcher() -> list[CheckMessage]:
             )
         ]
     except Exception as error:  # noqa: BLE001 - see _fault()
-        fault = _raised(error)
+        fault = _raised(error, doing)
     else:
         fault = "it is no subclass of django_jobs.dispatchers.Dispatcher"
     return [
         checks.Error(
             f"DJANGO_JOBS: the dispatcher {backend!r} cannot be used: {fault}.",
-            hint="Give the name of a dispatcher of django_jobs, or the dotted path to a subclass of Dispatcher.",
+            hint=hint,
             id="django_jobs.E003",
         )
     ]
@@ -88,8 +91,8 @@ def _fault(path: str) -> str:
     return "" if callable(found) else "it is not callable"
 
 
-def _raised(error: Exception) -> str:
-    return f"importing it raises {type(error).__name__}: {error}"
+def _raised(error: Exception, doing: str = "importing it") -> str:
+    return f"{doing} raises {type(error).__name__}: {error}"
 
 
 def _crons() -> list[CheckMessage]:

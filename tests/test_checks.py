@@ -13,6 +13,7 @@ from django.db import connections
 from django_jobs import Retry, job, registry
 from django_jobs.checks import check_character_set
 from django_jobs.conf import get_settings
+from django_jobs.dispatchers.dummy import DummyDispatcher
 from django_jobs.models import JobExecution, jobs_alias
 
 
@@ -111,6 +112,20 @@ def test_a_dispatcher_that_cannot_be_used_is_an_error(settings: Any, path: str) 
     [message] = found()["django_jobs.E003"]
 
     assert repr(path) in message.msg
+
+
+class Picky(DummyDispatcher):
+    def __init__(self, options: dict[str, Any]) -> None:
+        raise KeyError("URL")
+
+
+def test_a_dispatcher_that_fails_with_its_options_is_not_said_to_fail_at_its_import(settings: Any) -> None:
+    settings.DJANGO_JOBS = {"DISPATCHER": "tests.test_checks.Picky"}
+
+    [message] = found()["django_jobs.E003"]
+
+    assert "giving it its options raises KeyError" in message.msg
+    assert message.hint == "Correct its OPTIONS."
 
 
 @pytest.mark.parametrize("key", ["SWEEP_CRON", "TRIM_CRON"])

@@ -46,6 +46,16 @@ def test_a_cache_over_several_servers_is_refused(settings: Settings) -> None:
     assert "spreads keys over several servers" in error_of({"CACHE": "redis"})
 
 
+@pytest.mark.parametrize("location", ["127.0.0.1:6379", "redis://:sesa/me@127.0.0.1:6379", ["http://sesa/me"]])
+def test_a_location_that_is_no_address_is_refused_without_being_shown(settings: Settings, location: Any) -> None:
+    use_cache(settings, location)
+    settings.DJANGO_JOBS = {"DISPATCHER": {"BACKEND": "redis", "OPTIONS": {"CACHE": "redis"}}}
+    [message] = [message for message in run_checks() if message.id == "django_jobs.E003"]
+    assert "the LOCATION of the cache 'redis'" in message.msg
+    assert "redis://host:6379/0" in message.msg
+    assert not any(part in message.msg for part in ("127.0.0.1", "sesa", "me@", "importing"))
+
+
 def test_without_django_redis_the_mend_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import django_jobs.dispatchers.redis as package
 

@@ -44,7 +44,15 @@ class Server:
         # The first one takes the writes, the others are replicas.
         self._url: str = (location.split(",") if isinstance(location, str) else list(location))[0]
         self._options: dict[str, Any] = dict(config.get("OPTIONS") or {})
-        self._kwargs = self._pool(connect=1, answer=1).connection_kwargs
+        try:
+            self._kwargs = self._pool(connect=1, answer=1).connection_kwargs
+        except ValueError:
+            # What it says may quote a part of the password.
+            raise ImproperlyConfigured(
+                f"DJANGO_JOBS: the LOCATION of the cache {alias!r}, which the redis dispatcher uses, is no address "
+                "of a Redis server; write redis://host:6379/0, rediss://… for TLS, or unix://…, and what is special in "
+                "a password as %XX."
+            ) from None
 
     def client(self, *, connect: float, answer: float, retries: int = 0) -> redis.Redis:
         """Return a client with a pool of its own, which waits so many seconds to connect and for each answer.
