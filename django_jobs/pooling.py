@@ -11,12 +11,15 @@ def bypass_pool() -> None:
     A pool that handlers have used up would hold up heartbeats, and a worker whose heart does not beat is taken for
     dead.
     """
-    for alias in connections:
-        if not connections.settings[alias].get("OPTIONS", {}).get("pool"):
-            continue
+    for alias in pooled():
         own = connections[alias].copy()
         del own.settings_dict["OPTIONS"]["pool"]
         connections[alias] = own
+
+
+def pooled() -> list[str]:
+    """Return the databases that have a pool."""
+    return [alias for alias in connections if connections.settings[alias].get("OPTIONS", {}).get("pool")]
 
 
 def pool_size(alias: str) -> int | None:

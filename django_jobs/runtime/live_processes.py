@@ -10,7 +10,7 @@ from django_jobs import clock
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias
 from django_jobs.runtime.fleet import WORKER_ROLE
-from django_jobs.runtime.startup import DatabaseNotReady, check_tables, wait_for_database
+from django_jobs.runtime.startup import DatabaseNotReady, check_pools, check_tables, wait_for_database
 from django_jobs.text import one_line
 
 # A probe has little time, and comes again.
@@ -22,9 +22,10 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
     """Return what no live process does of what was asked for: each role, each queue; with neither, anything at all.
 
     A process is live while its last beat is at most WORKER_LOST_AFTER old by the database's clock. Raises
-    DatabaseNotReady when that cannot be asked within PATIENCE seconds.
+    DatabaseNotReady when that cannot be asked within PATIENCE seconds, UsageError when its pool cannot be made.
     """
     using = jobs_alias()
+    check_pools()
     wait_for_database(using, lambda line: None, patience=PATIENCE)
     try:
         check_tables(using)

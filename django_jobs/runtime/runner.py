@@ -31,7 +31,14 @@ from django_jobs.runtime.once import run_once
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.parts import Parts, subscribed
 from django_jobs.runtime.reports import reported
-from django_jobs.runtime.startup import PATIENCE, DatabaseNotReady, check_tables, refuse_transaction, wait_for_database
+from django_jobs.runtime.startup import (
+    PATIENCE,
+    DatabaseNotReady,
+    check_pools,
+    check_tables,
+    refuse_transaction,
+    wait_for_database,
+)
 from django_jobs.runtime.stopping import LOOK_EVERY, StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
 from django_jobs.runtime.worker import Worker
@@ -112,6 +119,7 @@ class Runner:
     def _prepare(self) -> Parts:
         """Find the database and make the parts; a signal may end this anywhere."""
         refuse_transaction(self._using)
+        check_pools()
         if self._requests.has_signals:
             detach_forks()
             bypass_pool()
@@ -270,6 +278,7 @@ class Runner:
 
         def retire() -> None:
             try:
+                bypass_pool()
                 with self._beating:
                     self._is_retired = True
                     liveness.retire(reason)

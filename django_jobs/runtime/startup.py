@@ -1,15 +1,17 @@
-"""Find the database before `runjobs` starts anything: no transaction around it, an answer, all tables."""
+"""Find the database before `runjobs` starts anything: no transaction around it, its pool, an answer, all tables."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
-from django_jobs.pooling import bypass_pool
+from django_jobs.pooling import bypass_pool, pooled
 from django_jobs.runtime.options import UsageError
 from django_jobs.text import one_line
 
@@ -28,6 +30,22 @@ def refuse_transaction(using: str) -> None:
             f"runjobs was called inside a transaction on the database {using!r}: its workers have connections of their "
             "own and see only what is committed. Call it outside; in tests, use TransactionTestCase."
         )
+
+
+def check_pools() -> None:
+    """Raise UsageError when Django cannot make the pool of a database: each handler that uses it would fail."""
+    for alias in pooled():
+        # Not this thread's own, which may go past the pool. Making a pool opens no connection.
+        handlers_own: Any = connections.create_connection(alias)
+        try:
+            getattr(handlers_own, "pool", None)
+        except (ImproperlyConfigured, TypeError, ValueError) as error:
+            mend = "correct OPTIONS['pool'], where min_size is 4 unless you give it"
+            if isinstance(error.__cause__, ImportError):
+                mend = 'pip install "psycopg[pool]"'
+            raise UsageError(
+                f"the pool of the database {alias!r} cannot be opened: {one_line(error).rstrip('.')}; {mend}."
+            ) from error
 
 
 def wait_for_database(using: str, say: Callable[[str], None], *, patience: float = PATIENCE) -> None:

@@ -27,7 +27,13 @@ from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.reports import Reports
-from django_jobs.runtime.startup import DatabaseNotReady, check_tables, refuse_transaction, wait_for_database
+from django_jobs.runtime.startup import (
+    DatabaseNotReady,
+    check_pools,
+    check_tables,
+    refuse_transaction,
+    wait_for_database,
+)
 from django_jobs.runtime.stopping import SIGNALS, StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
 from django_jobs.text import one_line
@@ -146,6 +152,7 @@ class Supervisor:
         """Find the database before any child looks for it, and say once what they will do."""
         using = jobs_alias()
         refuse_transaction(using)
+        check_pools()
         bypass_pool()
         wait_for_database(using, self._say)
         try:

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from django_jobs.runtime import startup
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
+from django_jobs.runtime.live_processes import missing
 from django_jobs.runtime.options import Options, UsageError
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.stage import Stage
@@ -177,6 +179,18 @@ class TestStartup:
         assert ("the pool of the database 'default' has" in text) == (size is not None)
         assert size is None or f"has {size} connections for 10 slots" in text
         assert "the pool" not in "\n".join(welcome(Options.of(roles=["sweep"]), "default"))
+
+    @pytest.mark.postgres
+    def test_a_pool_that_cannot_be_made_ends_the_start_with_the_mend(self, monkeypatch: Any) -> None:
+        """Fault: it started, and each handler that used the database failed and cost its row an attempt."""
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": {"max_size": 1}})
+        for start in (Runner(Options.of()).run, lambda: missing(roles=[], queues=[])):
+            with pytest.raises(UsageError, match=r"pool of the database 'default' .* max_size .* min_size is 4"):
+                start()
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": True})
+        monkeypatch.setitem(sys.modules, "psycopg_pool", None)
+        with pytest.raises(UsageError, match=r'psycopg_pool .* pip install "psycopg\[pool\]"'):
+            startup.check_pools()
 
     def test_no_password_is_shown(self, monkeypatch: Any) -> None:
         monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "sesame")
