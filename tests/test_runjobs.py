@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from django.core.cache import InvalidCacheBackendError
 from django.core.management import call_command
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError
 
+from django_jobs.management.commands.runjobs import Command
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.states import Status
 from tests.acc import jobs
@@ -166,6 +169,15 @@ def test_a_wrong_setting_is_named_and_exit_code_2(
     assert result.returncode == 2
     assert next(iter(wrong)) in result.stderr
     assert "Traceback" not in result.stderr + result.stdout
+
+
+def test_a_foreign_check_that_cannot_be_made_is_one_line_and_exit_code_2(monkeypatch: Any) -> None:
+    """Fault: CACHES named django-redis, which was not installed; a traceback, and exit code 1."""
+    refusal = InvalidCacheBackendError("Could not find backend 'django_redis.cache.RedisCache':\n\tNo module")
+    monkeypatch.setattr(BaseCommand, "check", Mock(side_effect=refusal))
+    with pytest.raises(CommandError, match=r"^Could not find backend .*: No module$") as caught:
+        Command().check()
+    assert caught.value.returncode == 2
 
 
 def test_missing_tables_are_named_at_once_and_exit_code_3(transactional_db: None, tmp_path: Path) -> None:
@@ -400,12 +412,9 @@ def test_the_row_of_a_killed_worker_is_taken_up(runjobs: Start, ledger: Ledger, 
     other.kill_group()
 
 
-@pytest.mark.slow
-def test_a_reload_runs_the_new_code_and_leaves_no_row_running(runjobs: Start, ledger: Ledger, tmp_path: Path) -> None:
-    """Under autoreload the worker is not in the main thread, where signals cannot be handled; a reload cuts a job.
-
-    Sources: getsentry/sentry PR#96486, RealOrangeOne/django-tasks#105, rq/django-rq#262.
-    """
+@pytest.fixture
+def reloading(runjobs: Start, tmp_path: Path) -> tuple[Runjobs, Path]:
+    """A process with --reload, and a module of jobs that it loads."""
     app = tmp_path / "reloaded"
     app.mkdir()
     (app / "__init__.py").write_text("")
@@ -416,20 +425,56 @@ def test_a_reload_runs_the_new_code_and_leaves_no_row_running(runjobs: Start, le
     process = runjobs(
         "--reload", DJANGO_SETTINGS_MODULE="reload_settings", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}"
     ).wait_ready()
+    return process, app / "jobs.py"
+
+
+def save(path: Path, text: str) -> None:
+    # The reloader looks once a second and compares times of modification.
+    time.sleep(1.5)
+    path.write_text(text)
+
+
+NEW_JOB = "from django_jobs import job\n\n\n@job(name='reloaded.new')\ndef new() -> None: ...\n"
+
+
+@pytest.mark.slow
+def test_a_reload_runs_the_new_code_and_leaves_no_row_running(reloading: tuple[Runjobs, Path], ledger: Ledger) -> None:
+    """Under autoreload the worker is not in the main thread, where signals cannot be handled; a reload cuts a job.
+
+    Sources: getsentry/sentry PR#96486, RealOrangeOne/django-tasks#105, rq/django-rq#262.
+    """
+    process, module = reloading
     row = jobs.slow_retry.push(s=3.0)
     wait_for(lambda: ledger.starts(row.pk), 10, "the handler has begun")
     first = Worker.objects.get()
-    # The reloader looks once a second and compares times of modification.
-    time.sleep(1.5)
-    (app / "jobs.py").write_text("from django_jobs import job\n\n\n@job(name='reloaded.new')\ndef new() -> None: ...\n")
+    save(module, NEW_JOB)
     wait_for(lambda: Worker.objects.filter(stopped_at=None).exclude(pk=first.pk).exists(), 20, "a new process is there")
     assert "reloaded.new" in Worker.objects.get(stopped_at=None).names
     first.refresh_from_db()
     assert first.stop_reason == "reload"
     wait_for(lambda: status(row) == Status.OK, 20, "the row that was cut ran again")
     assert "ValueError" not in process.output
-    process.kill(signal.SIGTERM)
-    process.wait(15)
+    assert process.stop(15) == 0
+
+
+@pytest.mark.slow
+def test_a_reload_waits_while_a_source_is_wrong_and_ctrl_c_leaves_no_row_running(
+    reloading: tuple[Runjobs, Path], ledger: Ledger
+) -> None:
+    """Faults: the first mistake that was saved ended it; Ctrl-C killed it before it had handed back what ran."""
+    process, module = reloading
+    save(module, "def new(:\n")
+    wait_for(lambda: "begins anew when a source file changes" in process.output, 20, "it waits for a change")
+    assert "SyntaxError" in process.output
+    save(module, NEW_JOB)
+    wait_for(lambda: Worker.objects.filter(stopped_at=None).exists(), 20, "a new process is there")
+    assert "reloaded.new" in Worker.objects.get(stopped_at=None).names
+    row = jobs.slow_retry.push(s=60.0)
+    wait_for(lambda: ledger.starts(row.pk), 10, "the handler has begun")
+    process.kill_group(signal.SIGINT)
+    assert process.wait(15) == 0
+    assert status(row) == Status.PENDING
+    assert not Worker.objects.filter(stopped_at=None).exists()
 
 
 def test_call_command_works_in_the_process_of_a_test(transactional_db: None, ledger: Ledger, capsys: Any) -> None:

@@ -1,39 +1,57 @@
-"""Run `runjobs` under Django's autoreloader: for development only."""
+"""Run `runjobs --reload`: a process that begins anew with each change of the sources, and one that watches over it."""
 
 from __future__ import annotations
 
-import atexit
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from django.apps import apps
 from django.utils import autoreload
 
-from django_jobs.runtime.exits import DONE, FAILED
+from django_jobs.runtime.exits import DONE, FAILED, LINGER
 from django_jobs.runtime.runner import Runner
+from django_jobs.runtime.stopping import StopRequests, end_at_once
 
 # A person waits for the reload: what runs is handed back soon.
 DRAIN = 1.0
 PATIENCE = 10.0
+# How the child ends when a source has changed; Django's reloader says so.
+CHANGED = 3
+LOOK_EVERY = 0.1
+LOOK_FOR_CHANGES_EVERY = 1.0
 
 
-def run_reloading(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
+def run_reloading(
+    run: Callable[[Runner], int], make: Callable[[], Runner], say: Callable[[str], None] = lambda line: None
+) -> None:
     """Run in a child process that is started anew whenever a source file changes; `run` reports mistakes and errors.
 
-    The reloader has the child's main thread, so signals and changes end it by leaving that thread: what runs is then
-    handed back on the way out.
+    Not with the parent of Django's own: a quarter of a second after Ctrl-C that one kills the child, which has not yet
+    handed back what runs; and it ends with the first mistake in a source.
     """
+    if os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true":
+        _be_child(run, make)
+    elif code := _Parent(say).run():
+        raise SystemExit(code)
+
+
+def _be_child(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
+    """Run until a signal comes or a source changes.
+
+    The reloader has the main thread, so that both end it by leaving that thread: what runs is handed back on the way.
+    """
+    runners: list[Runner] = []
+    ended, leaving = threading.Event(), threading.Event()
 
     def main() -> None:
         autoreload.raise_last_exception()
-        runner, ended = make(), threading.Event()
-
-        def end() -> None:
-            runner.stop("reload", drain=DRAIN)
-            ended.wait(PATIENCE)
-
-        atexit.register(end)
+        runners.append(runner := make())
         try:
             code = run(runner)
         finally:
@@ -41,7 +59,81 @@ def run_reloading(run: Callable[[Runner], int], make: Callable[[], Runner]) -> N
         if code != DONE:
             sys.stdout.flush()
             sys.stderr.flush()
-            # Not the code itself: the reloader takes 3 for a change of the sources.
+            # Not the code itself, which may be the one of a change.
             os._exit(FAILED)
 
-    autoreload.run_with_reloader(main)
+    def leave(number: int, frame: Any) -> None:
+        # A terminal tells both this process and the parent, which tells again; it kills where somebody insists.
+        if not leaving.is_set():
+            leaving.set()
+            sys.exit(DONE)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    try:
+        autoreload.start_django(autoreload.get_reloader(), main)
+    finally:
+        leaving.set()
+        for runner in runners:
+            runner.stop("reload", drain=DRAIN)
+            ended.wait(PATIENCE)
+
+
+class _Parent:
+    """Starts the child again and again, and lets it end in order when a signal comes."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._child: subprocess.Popen[bytes] | None = None
+        self._requests = StopRequests(insisted=self._kill)
+        self._requests.is_starting = False
+
+    def run(self) -> int:
+        """Run until the child ends as asked; return its exit code."""
+        with self._requests.signals():
+            while True:
+                # Of before the start: what is saved while it fails is a change.
+                sources = _sources()
+                code = self._run_child()
+                if code == DONE or self._requests.wait(0) is not None:
+                    return max(code, DONE)
+                if code != CHANGED:
+                    self._say(f"ended with {code}; it begins anew when a source file changes")
+                    while _sources() == sources:
+                        if self._requests.wait(LOOK_FOR_CHANGES_EVERY) is not None:
+                            return DONE
+
+    def _run_child(self) -> int:
+        environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
+        # Not closing what this process holds open: the command line may name a descriptor.
+        self._child = child = subprocess.Popen(  # noqa: S603 - this very command
+            autoreload.get_child_arguments(), env=environment, close_fds=False
+        )
+        while (code := child.poll()) is None:
+            if self._requests.wait(LOOK_EVERY) is not None:
+                return self._end(child)
+        return code
+
+    def _end(self, child: subprocess.Popen[bytes]) -> int:
+        """Tell the child, which may have been told; kill it when it takes too long."""
+        child.terminate()
+        try:
+            return child.wait(PATIENCE + LINGER + 1)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            return FAILED
+
+    def _kill(self, number: int) -> None:
+        if self._child is not None:
+            self._child.kill()
+        end_at_once(number)
+
+
+def _sources() -> dict[Path, float]:
+    """Return when the sources of the project, or what will be some, were last modified."""
+    reloader = autoreload.StatReloader()
+    for app in apps.get_app_configs():
+        if not {"site-packages", "dist-packages"} & set(Path(app.path).parts):
+            reloader.watch_dir(app.path, "**/*.py")
+    return dict(reloader.snapshot_files())

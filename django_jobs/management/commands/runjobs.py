@@ -31,6 +31,7 @@ from django_jobs.runtime.reload import run_reloading
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.startup import DatabaseNotReady
 from django_jobs.runtime.supervisor import Supervisor
+from django_jobs.text import one_line
 
 
 class Command(BaseCommand):
@@ -103,6 +104,9 @@ class Command(BaseCommand):
         except SystemCheckError as error:
             error.returncode = USAGE
             raise
+        except ImproperlyConfigured as error:
+            # A check of somebody else that needs what cannot be imported: the backend of a cache, for one.
+            raise CommandError(one_line(error), returncode=USAGE) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped; leave with an exit code other than 0 when something went wrong."""
@@ -115,11 +119,13 @@ class Command(BaseCommand):
                 self._check_workers(options)
             elif options["reload"]:
                 self._check_reload(options)
-                run_reloading(self._run_reporting, lambda: self._runner(self._options(options), options))
+                run_reloading(self._run_reporting, lambda: self._runner(self._options(options), options), self._say)
             elif code := self._run(self._make(options)):
                 raise SystemExit(code)
 
     def _check_reload(self, options: dict[str, Any]) -> None:
+        # No change of a source mends the command line.
+        self._options(options)
         if options["once"]:
             raise CommandError("--once ends by itself and --reload does not: give one of them.", returncode=USAGE)
         if options["processes"] is not None:
@@ -134,6 +140,8 @@ class Command(BaseCommand):
             lacking = missing(roles=[role for role in ROLES if options[role]], queues=options["queues"] or ())
         except DatabaseNotReady as error:
             raise CommandError(str(error), returncode=NO_DATABASE) from error
+        except UsageError as error:
+            raise CommandError(str(error), returncode=USAGE) from error
         if lacking:
             raise CommandError(f"There is no live {', no live '.join(lacking)}.", returncode=FAILED)
 
