@@ -502,7 +502,12 @@ class TestRun:
     def test_with_too_much_memory_in_use_it_ends_after_a_run(self, ledger: Ledger, monkeypatch: Any) -> None:
         monkeypatch.setattr("django_jobs.runtime.limits.EVERY", 0.05)
         runner = Runner(Options.of(max_memory=1.0, max_time=20))
-        threading.Thread(target=lambda: (wait_for(Worker.objects.exists, 10, "it is there"), jobs.mark.push())).start()
+
+        def push() -> None:
+            wait_for(Worker.objects.exists, 10, "it is there")
+            jobs.mark.push()
+
+        threading.Thread(target=in_thread, args=(push,)).start()
         assert in_thread(runner.run) == DONE
         assert len(ledger.ends()) == 1
         assert "more than 1 MB" in Worker.objects.get().stop_reason
