@@ -475,6 +475,7 @@ def test_a_reload_waits_while_a_source_is_wrong_and_ctrl_c_leaves_no_row_running
     assert process.wait(15) == 0
     assert status(row) == Status.PENDING
     assert not Worker.objects.filter(stopped_at=None).exists()
+    assert Worker.objects.filter(stop_reason="SIGINT").exists()
 
 
 def test_call_command_works_in_the_process_of_a_test(transactional_db: None, ledger: Ledger, capsys: Any) -> None:

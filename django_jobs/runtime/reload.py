@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from django.utils import autoreload
 
 from django_jobs.runtime.exits import DONE, FAILED, LINGER
 from django_jobs.runtime.runner import Runner
-from django_jobs.runtime.stopping import StopRequests, end_at_once
+from django_jobs.runtime.stopping import SIGNALS, StopRequests, end_at_once
+
+logger = logging.getLogger("django_jobs.runner")
 
 # A person waits for the reload: what runs is handed back soon.
 DRAIN = 1.0
@@ -27,9 +30,7 @@ LOOK_EVERY = 0.1
 LOOK_FOR_CHANGES_EVERY = 1.0
 
 
-def run_reloading(
-    run: Callable[[Runner], int], make: Callable[[], Runner], say: Callable[[str], None] = lambda line: None
-) -> None:
+def run_reloading(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
     """Run in a child process that is started anew whenever a source file changes; `run` reports mistakes and errors.
 
     Not with the parent of Django's own: a quarter of a second after Ctrl-C that one kills the child, which has not yet
@@ -37,7 +38,7 @@ def run_reloading(
     """
     if os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true":
         _be_child(run, make)
-    elif code := _Parent(say).run():
+    elif code := _Parent().run():
         raise SystemExit(code)
 
 
@@ -47,7 +48,9 @@ def _be_child(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
     The reloader has the main thread, so that both end it by leaving that thread: what runs is handed back on the way.
     """
     runners: list[Runner] = []
-    ended, leaving = threading.Event(), threading.Event()
+    # Why it ends: the first one counts.
+    reasons: list[str] = []
+    ended = threading.Event()
 
     def main() -> None:
         autoreload.raise_last_exception()
@@ -64,26 +67,27 @@ def _be_child(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
 
     def leave(number: int, frame: Any) -> None:
         # A terminal tells both this process and the parent, which tells again; it kills where somebody insists.
-        if not leaving.is_set():
-            leaving.set()
+        if not reasons:
+            reasons.append(signal.Signals(number).name)
             sys.exit(DONE)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+    for number in SIGNALS:
+        # What is ignored stays so: nohup asks for that.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
     try:
         autoreload.start_django(autoreload.get_reloader(), main)
     finally:
-        leaving.set()
+        reasons.append("reload")
         for runner in runners:
-            runner.stop("reload", drain=DRAIN)
+            runner.stop(reasons[0], drain=DRAIN)
             ended.wait(PATIENCE)
 
 
 class _Parent:
     """Starts the child again and again, and lets it end in order when a signal comes."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._requests = StopRequests(insisted=self._kill)
         self._requests.is_starting = False
@@ -98,7 +102,7 @@ class _Parent:
                 if code == DONE or self._requests.wait(0) is not None:
                     return max(code, DONE)
                 if code != CHANGED:
-                    self._say(f"ended with {code}; it begins anew when a source file changes")
+                    logger.warning("it ended with %d, and begins anew when a source file changes", code)
                     while _sources() == sources:
                         if self._requests.wait(LOOK_FOR_CHANGES_EVERY) is not None:
                             return DONE

@@ -119,7 +119,7 @@ class Command(BaseCommand):
                 self._check_workers(options)
             elif options["reload"]:
                 self._check_reload(options)
-                run_reloading(self._run_reporting, lambda: self._runner(self._options(options), options), self._say)
+                run_reloading(self._run_reporting, lambda: self._runner(self._options(options), options))
             elif code := self._run(self._make(options)):
                 raise SystemExit(code)
 
