@@ -70,6 +70,7 @@ def test_another_database_can_be_migrated_while_the_default_has_no_tables() -> N
     assert indexes("default") >= {f"django_jobs_{name}" for name in INDEXES - {"active_key"}}
 
 
+@pytest.mark.medium
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_the_sql_of_the_migration_can_be_shown(backwards: bool) -> None:
@@ -97,6 +98,7 @@ class Nowhere:
         return False if app_label == "django_jobs" else None
 
 
+@pytest.mark.medium
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_a_router_can_keep_the_tables_off_a_database(settings: Any) -> None:
     migrate("other", "zero")

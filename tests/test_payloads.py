@@ -278,6 +278,7 @@ def nested(levels: int) -> Any:
     return value
 
 
+@pytest.mark.medium
 def test_deep_nesting_is_refused_and_never_a_recursion_error() -> None:
     assert through(Any, nested(60)) == nested(60)
     for levels in (65, 500, 100_000):
@@ -408,6 +409,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.medium
 @given(value=json_values)
 def test_json_under_any_comes_back_the_same_or_is_refused(value: Any) -> None:
     try:

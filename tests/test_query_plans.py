@@ -224,6 +224,7 @@ def test_a_claim_of_rows_that_were_told_finds_them_by_their_ids() -> None:
     assert not plan.reads_the_whole_table, plan
 
 
+@pytest.mark.medium
 def test_an_empty_queue_is_found_empty_by_the_index() -> None:
     plan = plan_of(lambda: claim(OWNER, NOW, queue="empty"), CLAIM_BEGINS[connection.vendor])
     goes_by(plan, "django_jobs_claim")

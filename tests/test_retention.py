@@ -76,6 +76,7 @@ def test_count_and_age_hold_together(now: Any) -> None:
     assert left() == {rows[0].pk, rows[1].pk}
 
 
+@pytest.mark.medium
 def test_other_jobs_other_statuses_and_live_rows_are_not_touched(now: Any) -> None:
     others = [
         *ended(now, 900, job_name="acc.slow"),

@@ -40,6 +40,7 @@ def test_waits_grow_by_the_factor_up_to_the_maximum() -> None:
     assert [backoff.delay(attempt) for attempt in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+@pytest.mark.medium
 @given(
     initial=st.floats(0, 1e6),
     factor=st.floats(1, 1e300),

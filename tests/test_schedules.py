@@ -153,6 +153,7 @@ def windows(zone: str, margin: timedelta) -> Iterator[tuple[datetime, datetime]]
         yield day - margin, day + timedelta(days=1) + margin
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("expression", ["*/15 * * * *", "30 1 * * *", "*/15 2 * * *", "0 0 * * *", "0 */5 * * *"])
 def test_ticks_around_a_clock_change_are_those_of_a_walk_minute_by_minute(expression: str, zone: str) -> None:
@@ -186,6 +187,7 @@ def test_every_expression_agrees_with_a_calendar_of_the_whole_year_2027(zone: st
             now = max(following, now + timedelta(hours=7))
 
 
+@pytest.mark.medium
 @given(
     expression=st.sampled_from(EXPRESSIONS),
     zone=st.sampled_from(ZONES),

@@ -53,6 +53,7 @@ def test_a_long_text_keeps_both_ends() -> None:
     assert text == f"{'a' * 50}\n… 9900 characters left out …\n{'b' * 50}"
 
 
+@pytest.mark.medium
 @given(st.text(st.characters(codec=None), max_size=50), st.integers(0, 30))
 def test_any_text_becomes_one_that_every_database_takes(text: str, limit: int) -> None:
     for cleaned in (clean_text(text, limit), clean_middle(text, limit)):

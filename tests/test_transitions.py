@@ -230,6 +230,7 @@ def test_a_worker_that_beat_a_moment_before_the_limit_claims(now: datetime) -> N
     assert len(claim(worker, now)) == 1
 
 
+@pytest.mark.medium
 @committed
 def test_workers_that_claim_at_once_never_share_a_row(now: datetime) -> None:
     """A claim that selects and then updates lets two consumers take the same row.

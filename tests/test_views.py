@@ -250,6 +250,7 @@ class TestWhatItDoes:
         said_goodbye(2, but=lost.worker_id)
         assert_consistent()
 
+    @pytest.mark.medium
     def test_it_starts_no_more_than_it_was_told(self) -> None:
         for _ in range(5):
             jobs.mark.push()
@@ -288,6 +289,7 @@ class TestWhatItDoes:
         assert set(statuses().values()) == {Status.OK}
         said_goodbye(4)
 
+    @pytest.mark.medium
     def test_under_asgi_it_works_as_well(self) -> None:
         row = jobs.mark.push()
 

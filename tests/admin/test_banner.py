@@ -128,6 +128,7 @@ def test_workers_are_looked_at_only(as_user: Callable[..., Admin], admin: Admin)
     assert admin.get(f"{WORKERS}add/").status_code == 403
 
 
+@pytest.mark.medium
 def test_the_workers_list_costs_the_same_however_many_there_are(
     admin: Admin, django_assert_max_num_queries: Any
 ) -> None:

@@ -109,6 +109,7 @@ def test_the_next_run_is_shown_in_local_time(admin: Admin, settings: Any) -> Non
     assert line(admin, "shop.receipt").next_run is None
 
 
+@pytest.mark.medium
 def test_executions_are_counted_by_what_they_are(admin: Admin) -> None:
     for given, number in {"ok": 3, "failed": 2, "cancelled": 1, "pending": 2, "running": 1, "scheduled": 2}.items():
         for _ in range(number):

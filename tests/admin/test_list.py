@@ -171,6 +171,7 @@ def test_parked_rows_can_be_asked_for(admin: Admin) -> None:
     assert ids_shown(admin.list(status="parked")) == [row.pk]
 
 
+@pytest.mark.medium
 def test_filters_without_an_index_look_at_the_newest_rows_and_say_so(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_filters_without_an_index_look_at_the_newest_rows_and_say_so(
     assert "found among" not in read(admin.list(queue="mail", status="error")).words
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["status", "job_name", "queue", "organization_id"])
 def test_a_filter_takes_any_value(admin: Admin, name: str) -> None:
     JobExecutionFactory()

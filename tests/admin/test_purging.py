@@ -62,6 +62,7 @@ def test_what_one_request_purges_has_an_end_and_says_so(admin: Admin, monkeypatc
     assert JobExecution.objects.count() == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("permissions", [("view", "trigger", "retry", "cancel", "delete", "pause"), ("purge",)])
 def test_to_purge_is_for_those_who_may_look_and_purge(as_user: Callable[..., Admin], permissions: Any) -> None:
     JobExecutionFactory(job_name="old.gone", ok=True)

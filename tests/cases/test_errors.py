@@ -55,6 +55,7 @@ def circle() -> Exception:
     return one
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -85,6 +86,7 @@ def test_an_exception_that_is_hard_to_show_fails_only_its_own_run(make: Callable
     assert_consistent()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("retries", [0, 1, 2])
 def test_a_job_that_fails_runs_once_and_then_once_for_each_retry(retries: int) -> None:
     """Edge values of the limit give one run too many, or dead jobs that are not queued again.
@@ -113,6 +115,7 @@ def test_a_job_that_fails_runs_once_and_then_once_for_each_retry(retries: int) -
     assert_consistent()
 
 
+@pytest.mark.medium
 def test_the_strict_order_of_priorities_is_the_one_of_the_push(ledger: Ledger) -> None:
     """Which end of the scale comes first is not the same in every place, and lower ones starve unannounced.
 

@@ -44,6 +44,7 @@ def test_an_idle_worker_holds_no_run(is_async: bool) -> None:
         job_finished.disconnect(hear)
 
 
+@pytest.mark.medium
 def test_outcomes_are_written_early_when_they_are_large_and_none_is_claimed_when_they_are_too_many() -> None:
     """See above: those that wait to be written are bounded by their size, not only by their number."""
 

@@ -72,6 +72,7 @@ def test_lines_of_this_package_and_of_sql_are_left_out() -> None:
     assert messages(ran(handler)) == ["the job's"]
 
 
+@pytest.mark.medium
 def test_levels_handlers_and_propagation_of_the_project_are_as_before() -> None:
     """The worker took over the root logger and made the project's LOGGING void: celery/celery#2509, #4326."""
 
@@ -176,6 +177,7 @@ def test_one_huge_line_is_cut_before_it_is_kept() -> None:
     assert len(entry["message"]) == 2_000
 
 
+@pytest.mark.medium
 def test_what_is_stored_is_bounded_whatever_the_limit_and_the_characters() -> None:
     buffer = LogBuffer(10_000)
     for number in range(3_000):

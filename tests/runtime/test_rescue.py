@@ -305,6 +305,7 @@ def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypat
     assert statuses() == {bad.pk: Status.RUNNING} | dict.fromkeys((row.pk for row in good), Status.PENDING)
 
 
+@pytest.mark.medium
 @pytest.mark.django_db(transaction=True)
 def test_two_processes_rescue_each_row_once(now: datetime) -> None:
     """Safe in parallel."""

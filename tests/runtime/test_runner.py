@@ -316,6 +316,7 @@ class TestOnce:
             once()
         assert not Worker.objects.exists()
 
+    @pytest.mark.medium
     def test_it_runs_what_is_due_and_ends(self, ledger: Ledger) -> None:
         now = clock.now("default")
         rows = [jobs.mark.push(tag=str(number)) for number in range(25)]
@@ -403,6 +404,7 @@ class TestRun:
     def _short(self, settings: Any) -> None:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 1, "INTERRUPT_GRACE": 0.5}
 
+    @pytest.mark.medium
     def test_it_runs_until_it_is_stopped(self, ledger: Ledger) -> None:
         runner = Runner(Options.of())
         results: list[int] = []
@@ -431,10 +433,12 @@ class TestRun:
         assert in_thread(Runner(Options.of(max_time=20)).run) == FAILED
         assert "stage thread died" in Worker.objects.get().stop_reason
 
+    @pytest.mark.medium
     def test_the_time_ends_it(self) -> None:
         assert in_thread(Runner(Options.of(max_time=0.3)).run) == DONE
         assert Worker.objects.get().stop_reason == "0.3 s are over"
 
+    @pytest.mark.medium
     def test_a_handler_that_does_not_stop_makes_the_process_begin_anew(self, monkeypatch: Any) -> None:
         started: list[list[str]] = []
         monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
@@ -454,6 +458,7 @@ class TestRun:
         assert runner.run() == DONE
         assert started == []
 
+    @pytest.mark.medium
     def test_rows_of_a_claim_that_is_under_way_are_run_before_the_end(self, monkeypatch: Any, ledger: Ledger) -> None:
         claim, claimed = transitions.claim, threading.Event()
 
@@ -499,6 +504,7 @@ class TestRun:
         assert statuses() == {row.pk: Status.PENDING}
         assert Worker.objects.get().stop_reason == "enough"
 
+    @pytest.mark.medium
     def test_with_too_much_memory_in_use_it_ends_after_a_run(self, ledger: Ledger, monkeypatch: Any) -> None:
         monkeypatch.setattr("django_jobs.runtime.limits.EVERY", 0.05)
         runner = Runner(Options.of(max_memory=1.0, max_time=20))
@@ -512,6 +518,7 @@ class TestRun:
         assert len(ledger.ends()) == 1
         assert "more than 1 MB" in Worker.objects.get().stop_reason
 
+    @pytest.mark.medium
     @pytest.mark.parametrize("options", [{"max_jobs": 1}, {}], ids=["a limit", "a handler that does not stop"])
     def test_a_child_asks_its_supervisor_to_replace_it(
         self, options: dict[str, int], monkeypatch: Any, ledger: Ledger

@@ -196,6 +196,7 @@ def test_rows_pushed_under_an_old_name_are_paused_with_their_job(now: datetime) 
     assert statuses()[row.pk] == Status.SCHEDULED
 
 
+@pytest.mark.medium
 def test_what_was_resumed_while_no_process_looked_comes_back_too(now: datetime, monkeypatch: Any) -> None:
     monkeypatch.setattr(stage, "PAGE", 2)
     rows = [JobExecutionFactory(now=now, parked=True) for _ in range(9)]

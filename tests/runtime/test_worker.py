@@ -193,6 +193,7 @@ def test_a_reschedule_costs_no_attempt() -> None:
     assert 3500 < (row.scheduled_at - row.updated_at).total_seconds() <= 3600
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "raised",
     [SystemExit(0), SystemExit("msg"), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), MemoryError()],

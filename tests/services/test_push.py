@@ -220,6 +220,7 @@ def test_push_in_an_event_loop_names_its_async_twin() -> None:
     assert not JobExecution.objects.exists()
 
 
+@pytest.mark.medium
 @pytest.mark.django_db(transaction=True)
 def test_apush_and_its_kin_do_what_the_plain_calls_do() -> None:
     async def story() -> tuple[JobExecution, list[JobExecution]]:
