@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import platform
+import signal
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -31,6 +32,13 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 _servers = pytest.StashKey[dict[str, str]]()
 # How many cases --database-only left out.
 _left_out = pytest.StashKey[int]()
+
+
+def pytest_configure() -> None:
+    """Take signals that a run in the background or under nohup ignores: the processes of the tests inherit that."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

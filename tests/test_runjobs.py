@@ -344,10 +344,12 @@ def test_ticks_come_while_the_only_slot_is_busy(runjobs: Start, ledger: Ledger) 
     process = runjobs("--concurrency", "1", ACC_CRON="* * * * * *").wait_ready()
     row = jobs.slow.using(priority="high").push(s=30.0)
     wait_for(lambda: ledger.starts(row.pk), 10, "the slot is taken")
-    before = JobState.objects.get(job_name="acc.tick").last_tick_at
+    state = JobState.objects.filter(job_name="acc.tick", last_tick_at__isnull=False)
+    wait_for(state.exists, 10, "the schedule was seen")
+    before = state.get().last_tick_at
     began = time.time()
     wait_for(
-        lambda: (JobState.objects.get(job_name="acc.tick").last_tick_at - before).total_seconds() >= 2,
+        lambda: (state.get().last_tick_at - before).total_seconds() >= 2,
         6,
         "the cursor moves on",
     )
