@@ -100,7 +100,8 @@ def pgbouncer() -> Iterator[PgBouncer]:
     """Run one before the server of this test."""
     from django.db import connection
 
-    home = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
+    # Not in the folder of the run, which is ours alone: as root it starts as somebody else.
+    home = Path(tempfile.mkdtemp(prefix="pgbouncer-", dir="/tmp"))
     pooler = PgBouncer(home, connection.settings_dict)
     try:
         pooler.start()
