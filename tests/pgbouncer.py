@@ -100,8 +100,7 @@ def pgbouncer() -> Iterator[PgBouncer]:
     """Run one before the server of this test."""
     from django.db import connection
 
-    # Not in the folder of the run, which is ours alone: as root it starts as somebody else.
-    home = Path(tempfile.mkdtemp(prefix="pgbouncer-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
     pooler = PgBouncer(home, connection.settings_dict)
     try:
         pooler.start()
