@@ -216,12 +216,12 @@ def test_a_claim_with_many_names_and_a_bound_goes_by_its_index_too() -> None:
 
 
 def test_a_claim_of_rows_that_were_told_finds_them_by_their_ids() -> None:
-    ids = list(rows().pending().filter(queue="default").order_by("-rank").values_list("pk", flat=True)[:8])
-    plan = claim_plan(ids=ids, limit=4)
+    ids = list(rows().pending().filter(queue="default").order_by("-rank").values_list("pk", flat=True)[:2])
+    plan = claim_plan(ids=ids, limit=2)
     # The status with the id finds a row as well as the id alone. The few that are found are put in order.
     assert plan.indexes & {"PRIMARY", "django_jobs_list"}, plan
-    # Among the few hundred that are pending here PostgreSQL finds either way cheap.
-    assert connection.vendor == "postgresql" or "django_jobs_claim" not in plan.indexes, plan
+    # As few as direct mode has free slots for: PostgreSQL weighs them against the few hundred that are pending here.
+    assert "django_jobs_claim" not in plan.indexes, plan
     assert not plan.reads_the_whole_table, plan
 
 
