@@ -30,6 +30,10 @@ class WebhookDownError(Exception):
     """The other side does not answer."""
 
 
+class NoSuchProductError(Exception):
+    """A job is about a product that is not on the shelf."""
+
+
 @job(retry=Retry(5), timeout=timedelta(seconds=30))
 def send_receipt(ctx: JobContext, order_id: int, locale: str = "en") -> None:
     """Email the receipt of one paid order."""
@@ -70,10 +74,13 @@ def flaky_webhook(ctx: JobContext, order_id: int) -> None:
         raise WebhookDownError(f"503 Service Unavailable (order {order_id}, attempt {ctx.attempt})")
 
 
-@job(priority="low", retry=2)
+# A disk may be full for a while; a product that is not there does not come back.
+@job(priority="low", retry=Retry(2, when=OSError))
 def resize_image(product_id: int) -> None:
     """Make the thumbnail of one product's image."""
-    product = Product.objects.get(pk=product_id)
+    product = Product.objects.filter(pk=product_id).first()
+    if product is None:
+        raise NoSuchProductError(f"There is no product {product_id}.")
     if not product.image:
         logger.warning("Product %s has no image", product_id)
         return

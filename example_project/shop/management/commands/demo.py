@@ -26,7 +26,7 @@ WELCOME = """
   1. Order something and watch its jobs on the order's page.
   2. There, press "Call the flaky webhook": it fails twice, then works.
   3. On the first page, start a stock take, or the import of a catalogue; watch and cancel it in the admin.
-  4. In the admin's list of executions, look at the shop.resize_image that fails, and retry it.
+  4. In the admin's list of executions, look at the shop.resize_image that fails on purpose, and retry it.
   5. The admin's page of jobs tells what runs by the clock, and runs it now.
   6. The receipts are files in {mail}.
 

@@ -27,6 +27,8 @@ ORDERS = [
     ("Tin of tea", "blaise@example.com", 1, "fr"),
     ("Desk lamp", "grace@example.com", 1, "en"),
 ]
+# Seconds, so that the traceback does not stand in the midst of what is said at the start.
+FAILS_AFTER = 10
 
 
 class Command(BaseCommand):
@@ -59,7 +61,8 @@ class Command(BaseCommand):
             order = orders.place(Product.objects.get(name=name), email=email, quantity=quantity, locale=locale)
         orders.start(order, flaky_webhook)
         # A product that is not there: this one ends as an error, to be looked at and retried in the admin.
-        resize_image.push(product_id=0)
+        resize_image.using(delay=FAILS_AFTER).push(product_id=0)
+        self.stdout.write(f"In {FAILS_AFTER} s a job fails on purpose: shop.resize_image, of a product 0.")
         return len(ORDERS)
 
     def _admin(self) -> None:
