@@ -1,4 +1,4 @@
-"""What latency.py and idle.py measure: a database of their own, a Valkey where one is needed, and a runjobs process."""
+"""What latency.py, idle.py and key_loss.py need: a database of their own, a Valkey perhaps, and runjobs processes."""
 
 import contextlib
 import os
@@ -69,8 +69,8 @@ def _database(engine: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def runjobs(*options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process with these options; it has registered itself when the block begins."""
+def runjobs(*options: str, workers: int = 1, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process with these options; it, or so many children of it, have registered when the block begins."""
     from django_jobs.models import Worker
 
     with tempfile.TemporaryFile() as output:
@@ -83,7 +83,7 @@ def runjobs(*options: str, **environment: str) -> Iterator[subprocess.Popen[byte
             stderr=output,
         )
         try:
-            while not Worker.objects.filter(pid=process.pid).exists():
+            while Worker.objects.filter(stopped_at=None).count() < workers:
                 if process.poll() is not None:
                     output.seek(0)
                     raise SystemExit(f"runjobs ended with {process.returncode}:\n{output.read().decode()}")

@@ -269,38 +269,3 @@ def test_a_cancel_reaches_a_handler_in_another_process_at_once(
     # A look once a second would take half of one.
     assert statistics.median(spent) < 0.25
     assert process.process.poll() is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("through_redis")
-def test_the_loss_of_every_key_loses_no_job_and_little_time(
-    runjobs: Start, valkey: RedisServer, ledger: Ledger
-) -> None:
-    for _ in range(2):
-        start_one(runjobs, valkey.url, poll=0.2)
-    await_wake_ups(ledger)
-    undisturbed = drain(ledger, lambda: None)
-
-    def delete_all() -> None:
-        with valkey.client() as client:
-            client.flushall()
-
-    disturbed = drain(ledger, delete_all)
-    assert disturbed < 1.5 * undisturbed
-
-
-def drain(ledger: Ledger, disturb: Callable[[], None], number: int = 2000) -> float:
-    """Push jobs in portions, disturbing ten times, and return the seconds until each has run, once."""
-    ledger.path.write_text("")
-    began = time.monotonic()
-    rows: list[JobExecution] = []
-    for portion in range(10):
-        rows += jobs.mark.push_many([{"tag": str(portion)}] * (number // 10))
-        disturb()
-    wait_for(lambda: ledger.path.read_text().count("END ") >= number, 60, "all ran")
-    spent = time.monotonic() - began
-    runs = [entry.row_id for entry in ledger.ends()]
-    assert sorted(runs) == sorted(str(row.pk) for row in rows)
-    wait_for(lambda: not JobExecution.objects.live().exists(), 10, "all ends are written")
-    assert {entry.pid for entry in ledger.ends()} == set(Worker.objects.values_list("pid", flat=True))
-    return spent
