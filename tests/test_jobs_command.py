@@ -161,10 +161,29 @@ def test_a_mistake_is_one_line_with_the_mend_and_exit_code_2(own_jobs: None, arg
     assert said in refused(2, *args)
 
 
-def test_the_beginning_of_an_id_names_those_that_begin_so() -> None:
+def test_the_beginning_of_one_id_shows_that_execution() -> None:
     row = JobExecutionFactory()
-    assert str(row) in refused(2, "show", str(row.pk)[:13])
+    assert read("show", str(row.pk)[:13])["id"] == str(row.pk)
+    assert str(row.pk) in jobs("show", row.pk.hex[:8].upper())
     assert "none begins with it" in refused(2, "show", "ffffff")
+    # Too short to mean one.
+    assert "is no id" in refused(2, "show", str(row.pk)[:5])
+
+
+def test_the_beginning_of_several_ids_names_the_newest_of_them() -> None:
+    rows = [JobExecutionFactory(id=f"018f0000-0000-7000-8000-00000000000{n}") for n in range(7)]
+    said = refused(2, "show", "018f0000-0000")
+    assert said.startswith("'018f0000-0000' is the beginning of several ids")
+    assert [str(row) in said for row in rows] == [False] * 2 + [True] * 5
+    assert said.endswith(", …")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry"])
+def test_what_is_moved_is_named_by_its_whole_id(verb: str) -> None:
+    row = JobExecutionFactory(failed=verb == "retry")
+    before = row.status
+    assert f"is no whole id; these begin with it: {row}" in refused(2, verb, str(row.pk)[:13])
+    assert status(row) == before
 
 
 def test_everything_about_an_execution_is_shown() -> None:

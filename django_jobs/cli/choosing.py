@@ -21,6 +21,7 @@ from django_jobs.runtime.portions import distinct
 
 UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 NEAR = 5
+NONE_BEGINS = "none begins with it."
 # Ids carry the time of the machine that made them, and created_at that of the database.
 SKEW = timedelta(minutes=10)
 
@@ -81,19 +82,44 @@ def job_names(name: str, *, using: str) -> tuple[str, ...]:
     raise UsageError(f"No job is called {name!r}, and no execution is either; {mend}")
 
 
-def execution_id(text: str, *, using: str) -> UUID:
-    """Return a whole id; raise UsageError with those that begin like it."""
+def whole_id(text: str, *, using: str) -> UUID:
+    """Return a whole id, for what cannot be undone; raise UsageError with those that begin like it."""
+    if (pk := _uuid(text)) is not None:
+        return pk
+    near = _beginning_with(text, using=using)
+    raise UsageError(f"{text!r} is no whole id; " + (f"these begin with it: {_few(near)}" if near else NONE_BEGINS))
+
+
+def begun_id(text: str, *, using: str) -> UUID:
+    """Return a whole id, or the only one that begins like this; raise UsageError when there is none, or several."""
+    if (pk := _uuid(text)) is not None:
+        return pk
+    near = _beginning_with(text, using=using)
+    if not near:
+        raise UsageError(f"{text!r} is no id of an execution; {NONE_BEGINS}")
+    if len(near) > 1:
+        raise UsageError(f"{text!r} is the beginning of several ids, the newest first: {_few(near)}")
+    return near[0].pk
+
+
+def _uuid(text: str) -> UUID | None:
     try:
         return UUID(text)
     except ValueError:
-        bounds = id_bounds(text)
+        return None
+
+
+def _beginning_with(text: str, *, using: str) -> list[JobExecution]:
+    """Return the newest executions with such an id, one more of them than are named."""
+    bounds = id_bounds(text)
     if bounds is None:
         raise UsageError(f"{text!r} is no id of an execution; manage.py jobs list shows them.")
-    rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1]).order_by("-pk")
-    near = [str(row) for row in rows.only("pk", "job_name")[:NEAR]]
-    raise UsageError(
-        f"{text!r} is no whole id; " + (f"these begin with it: {', '.join(near)}" if near else "none begins with it.")
-    )
+    rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1])
+    return list(rows.order_by("-pk").only("pk", "job_name")[: NEAR + 1])
+
+
+def _few(rows: Sequence[JobExecution]) -> str:
+    return ", ".join(map(str, rows[:NEAR])) + (", …" if len(rows) > NEAR else "")
 
 
 def executions(texts: Sequence[str], *, using: str) -> tuple[ExecutionQuerySet, list[UUID]]:
@@ -101,7 +127,7 @@ def executions(texts: Sequence[str], *, using: str) -> tuple[ExecutionQuerySet, 
 
     Raises UsageError when one is no id, or when there is none of them at all.
     """
-    ids = list(dict.fromkeys(execution_id(text, using=using) for text in texts))
+    ids = list(dict.fromkeys(whole_id(text, using=using) for text in texts))
     rows = JobExecution.objects.using(using).filter(pk__in=ids)
     found = set(rows.values_list("pk", flat=True))
     if not found:

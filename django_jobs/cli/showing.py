@@ -7,7 +7,7 @@ from typing import Any
 
 from django_jobs import clock
 from django_jobs.cli import records
-from django_jobs.cli.choosing import execution_id, gone
+from django_jobs.cli.choosing import begun_id, gone
 from django_jobs.cli.errors import UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution, jobs_alias
@@ -19,7 +19,7 @@ HIDDEN = "(hidden: the job is sensitive)"
 def show(terminal: Terminal, text: str) -> None:
     """Show everything about one execution."""
     using = jobs_alias()
-    pk = execution_id(text, using=using)
+    pk = begun_id(text, using=using)
     row = JobExecution.objects.using(using).filter(pk=pk).first()
     if row is None:
         raise UsageError(gone(pk))

@@ -60,7 +60,7 @@ class Command(BaseCommand):
         listed.add_argument("--jobs", action="store_true", help="List the jobs instead, with their next run.")
         listed.add_argument("--queues", action="store_true", help="List the queues instead.")
         show = command("show", "Show everything about one execution.")
-        show.add_argument("id", metavar="ID")
+        show.add_argument("id", metavar="ID", help="Or the beginning of one, six digits or more.")
         push = command("push", "Push one execution of a job.")
         push.add_argument("name", metavar="NAME")
         push.add_argument(
