@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,14 @@ _ERRNOS = {1213, 1205, 1020}
 _LOSS_SQLSTATES = ("08", "57P", "25P03", "25P04")
 # MySQL, MariaDB: besides the client's own (2000 to 2999) shutdown, killed connection, ended for inactivity.
 _LOSS_ERRNOS = {1053, 1927, 4031}
+# MySQL, MariaDB: no such database, no access to it, with this password, without one, from this host.
+_REFUSED_ERRNOS = {1044, 1045, 1049, 1130, 1698}
+# PostgreSQL: libpq tells no code of a connection that was refused, only the words of the server, or of PgBouncer. Those
+# of another language are not known here, which costs their reader the wait for a server that is down.
+_REFUSED_WORDS = re.compile(
+    r'\b(database|role) ".*" does not exist|authentication failed|no password supplied|no pg_hba\.conf entry'
+    r"|is not permitted to log in|no such (database|user)\b"
+)
 TRIES = 8
 # For so many seconds a process may be silent in a transaction that holds what all want.
 SILENCE = 10.0
@@ -69,6 +78,17 @@ def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
     if vendor == "mysql" and cause.args and isinstance(cause.args[0], int):
         return 2000 <= cause.args[0] < 3000 or cause.args[0] in _LOSS_ERRNOS
     return False
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a server that works refused the connection: no such database or user, or a wrong password."""
+    cause = error.__cause__ or error
+    if isinstance(cause, sqlite3.Error):
+        # SQLITE_NOTADB: the file is of another kind.
+        return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF == 26
+    if cause.args and isinstance(cause.args[0], int):
+        return cause.args[0] in _REFUSED_ERRNOS
+    return isinstance(error, OperationalError) and _REFUSED_WORDS.search(str(cause)) is not None
 
 
 def retried(verb: Callable[P, R]) -> Callable[P, R]:

@@ -276,7 +276,8 @@ def test_one_job_of_the_sample_data_fails_and_says_why_that_is_meant(empty_shop:
     assert "a job fails on purpose: shop.resize_image, of a product 0." in said
     empty_shop.ask("answer = [row.start_now().status for row in JobExecution.objects.scheduled()]")
     empty_shop.manage("runjobs", "--once")
-    errors = empty_shop.ask("answer = list(JobExecution.objects.filter(status='error').values_list('error', 'attempt'))")
+    ended = "JobExecution.objects.filter(status='error')"
+    errors = empty_shop.ask(f"answer = [[row.error, row.attempt] for row in {ended}]")
     # A product that is not there is not looked for again.
     assert errors == [["NoSuchProductError: There is no product 0.", 1]]
 

@@ -15,16 +15,20 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import connections
+from django.db.backends.signals import connection_created
 
 from django_jobs import clock
 from django_jobs.execution.liveness import Liveness
 from django_jobs.models import Worker
 from django_jobs.runtime import runner
+from django_jobs.runtime.live_processes import missing
 from django_jobs.runtime.options import Options, UsageError
 from django_jobs.runtime.startup import DatabaseNotReady
 from tests.acc import jobs
 from tests.factories import WorkerFactory
 from tests.forwarder import forwarded_database
+from tests.runtime.support import in_thread
 from tests.support import Ledger, Runjobs, free_port, manage, wait_for
 from tests.test_runjobs import unreachable
 
@@ -210,6 +214,30 @@ class TestCheck:
         assert self.check(queues=["mail", "slow"]) == "There is no live worker that serves the queue slow."
         self.live(["worker"], None)
         assert self.check(queues=["mail", "slow"]) == ""
+
+    def test_what_is_excluded_is_not_asked_for(self) -> None:
+        """The command line of a worker, with --check behind it, asks for that worker."""
+        self.live(["worker"], ["mail"])
+        assert self.check(queues=["mail", "slow"], exclude=["slow"]) == ""
+        assert self.check(exclude=["mail"]) == ""
+        with pytest.raises(CommandError, match="--exclude leaves no queue"):
+            call_command("runjobs", check=True, skip_checks=True, queues=["mail"], exclude=["mail"])
+
+    @pytest.mark.postgres
+    def test_it_opens_one_connection_and_no_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Fault: it went through Django's pool, which opens four."""
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": {"min_size": 4}})
+        opened: list[Any] = []
+
+        def note(connection: Any, **kwargs: Any) -> None:
+            opened.append(connection.pool)
+
+        connection_created.connect(note)
+        try:
+            said = in_thread(lambda: missing(roles=[], queues=[]))
+        finally:
+            connection_created.disconnect(note)
+        assert (said, opened) == (["process of any role"], [None])
 
     def test_a_wrong_name_is_a_mistake(self) -> None:
         with pytest.raises(CommandError, match="--queues") as caught:

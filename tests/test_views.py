@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import AsyncClient, Client, RequestFactory
 from django.views.debug import ExceptionReporter
 
@@ -303,7 +303,26 @@ class TestWhatItDoes:
         monkeypatch.setattr(Worker._meta, "db_table", "django_jobs_not_migrated")
         response = call()
         assert response.status_code == 503
-        assert "django_jobs_not_migrated" in response.json()["error"]
+        assert "has no table django_jobs_not_migrated" in response.json()["error"]
+
+    def test_what_a_driver_says_is_for_the_log(self, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+        """Fault: the body named the database's host and user."""
+
+        def refuse(self: Any) -> None:
+            raise OperationalError('connection to server at "db.internal", user "shop" failed')
+
+        monkeypatch.setattr("django_jobs.execution.liveness.Liveness.register", refuse)
+        response = call()
+        assert response.status_code == 503
+        assert response.json() == {"error": "The database 'default' failed; the log says more."}
+        assert 'server at "db.internal"' in caplog.text
+
+    def test_values_of_settings_are_for_the_log(self, settings: Any, caplog: Any) -> None:
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "SWEEP_CRON": "hunter2"}
+        response = call()
+        assert response.status_code == 503
+        assert response.json() == {"error": "A setting is wrong; the log says which."}
+        assert "hunter2" in caplog.text
 
     def test_a_call_that_breaks_is_no_success(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(self: Any, now: Any = None) -> float:

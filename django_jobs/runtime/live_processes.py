@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from django.db import Error
-
 from django_jobs import clock
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias
 from django_jobs.runtime.fleet import WORKER_ROLE
-from django_jobs.runtime.startup import DatabaseNotReady, check_pools, check_tables, wait_for_database
-from django_jobs.text import one_line
+from django_jobs.runtime.startup import ask_database, check_tables
 
 # A probe has little time, and comes again.
 PATIENCE = 3.0
@@ -22,17 +19,9 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
     """Return what no live process does of what was asked for: each role, each queue; with neither, anything at all.
 
     A process is live while its last beat is at most WORKER_LOST_AFTER old by the database's clock. Raises
-    DatabaseNotReady when that cannot be asked within PATIENCE seconds, UsageError when its pool cannot be made.
+    DatabaseNotReady when that cannot be asked within PATIENCE seconds.
     """
-    using = jobs_alias()
-    check_pools()
-    wait_for_database(using, lambda line: None, patience=PATIENCE)
-    try:
-        check_tables(using)
-        fresh = Worker.objects.using(using).fresh(clock.now(using), get_settings().worker_lost_after)
-        live = list(fresh.values_list("roles", "queues")[:LIMIT])
-    except Error as error:
-        raise DatabaseNotReady(f"The database {using!r} failed: {one_line(error)}") from error
+    live = ask_database(jobs_alias(), _live, lambda line: None, patience=PATIENCE)
     if not live:
         return ["process of any role"]
     found = [f"process with the role {role}" for role in roles if not any(role in own for own, _ in live)]
@@ -41,3 +30,10 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
         known = {name for names in served for name in names or ()}
         found += [f"worker that serves the queue {name}" for name in queues if name not in known]
     return found
+
+
+def _live(using: str) -> list[tuple[list[str], list[str] | None]]:
+    """Return the roles and queues of each live process."""
+    check_tables(using)
+    fresh = Worker.objects.using(using).fresh(clock.now(using), get_settings().worker_lost_after)
+    return list(fresh.values_list("roles", "queues")[:LIMIT])

@@ -36,6 +36,7 @@ from django_jobs.runtime.startup import (
     DatabaseNotReady,
     check_pools,
     check_tables,
+    failure,
     refuse_transaction,
     wait_for_database,
 )
@@ -139,7 +140,7 @@ class Runner:
             # The worker has to know what is paused before it claims.
             parts.stage.tick()
         except Error as error:
-            raise DatabaseNotReady(f"The database {self._using!r} failed: {one_line(error)}") from error
+            raise failure(self._using, error) from error
         for line in welcome(self._options, self._using):
             self._say(line)
         return parts

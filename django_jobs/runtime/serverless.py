@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,8 +24,11 @@ SHARE = 0.2
 LEAST_AFTER_DRAIN = 4.0
 
 
+logger = logging.getLogger("django_jobs")
+
+
 class Failure(Exception):
-    """The call could not do its work; the text is one line without secrets."""
+    """The call could not do its work; the text is one line of ours, and what others said is in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +73,13 @@ def run_within(seconds: float, *, max_jobs: int | None = None) -> Report:
     match results:
         case [Report() as report]:
             return report
-        case [UsageError() | ImproperlyConfigured() | DatabaseNotReady() as fault]:
-            raise Failure(str(fault)) from fault
+        case [DatabaseNotReady() as fault]:
+            logger.error("runjobs over HTTP: %s", fault)
+            raise Failure(f"{fault.summary.rstrip('.')}; the log says more.") from fault
+        case [UsageError() | ImproperlyConfigured() as fault]:
+            # It shows values of the settings.
+            logger.error("runjobs over HTTP: %s", fault)
+            raise Failure("A setting is wrong; the log says which.") from fault
         case [Exception() as fault]:
             raise fault
         case _:

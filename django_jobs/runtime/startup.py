@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections
+from django.db import Error, OperationalError, connections
 
+from django_jobs.contention import is_refusal
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
 from django_jobs.pooling import bypass_pool, pooled
 from django_jobs.runtime.options import UsageError
@@ -18,9 +19,23 @@ from django_jobs.text import one_line
 # Longer than a restart of the database takes, and well within the minute in which a supervisor wants to know.
 PATIENCE = 30.0
 
+T = TypeVar("T")
+
 
 class DatabaseNotReady(Exception):
-    """The database cannot be reached, or has no tables of ours."""
+    """The database cannot be reached, refuses us, failed, or has no tables of ours."""
+
+    def __init__(self, summary: str, reason: str = "") -> None:
+        """Take a sentence of ours, and what the driver said: it may name hosts and users, not meant for all eyes."""
+        super().__init__(f"{summary}: {reason}" if reason else summary)
+        self.summary = summary
+
+
+def failure(using: str, error: Error, what: str = "failed") -> DatabaseNotReady:
+    """Return what is to be said of a database that answered with this error, or did not answer."""
+    if is_refusal(error):
+        what = f"cannot be used as DATABASES[{using!r}] says"
+    return DatabaseNotReady(f"The database {using!r} {what}", one_line(error))
 
 
 def refuse_transaction(using: str) -> None:
@@ -49,34 +64,45 @@ def check_pools() -> None:
 
 
 def wait_for_database(using: str, say: Callable[[str], None], *, patience: float = PATIENCE) -> None:
-    """Return once the database answers; raise DatabaseNotReady when it did not within `patience` seconds."""
+    """Return once the database answers; raises what ask_database() does."""
+
+    def ping(using: str) -> None:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    ask_database(using, ping, say, patience=patience)
+
+
+def ask_database(using: str, ask: Callable[[str], T], say: Callable[[str], None], *, patience: float) -> T:
+    """Return what `ask` finds once the database answers, through one connection, which is closed afterwards.
+
+    Raises DatabaseNotReady when there is no answer within `patience` seconds, and at once when the server refuses us.
+    """
     deadline = time.monotonic() + patience
     told = False
     while True:
-        fault = _try(using, deadline)
-        if fault is None:
-            return
-        if time.monotonic() > deadline - 1:
-            raise DatabaseNotReady(f"The database {using!r} cannot be reached: {fault}")
-        if not told:
-            say(f"waiting for the database {using!r} for up to {patience:g} s: {fault}")
-            told = True
+        try:
+            return _ask(using, ask, deadline)
+        except Error as error:
+            if is_refusal(error) or time.monotonic() > deadline - 1:
+                raise failure(using, error, "cannot be reached") from error
+            if not told:
+                say(f"waiting for the database {using!r} for up to {patience:g} s: {one_line(error)}")
+                told = True
         time.sleep(1)
 
 
-def _try(using: str, deadline: float) -> str | None:
-    """Return what is wrong with the connection, in one line; None when it works."""
+def _ask(using: str, ask: Callable[[str], T], deadline: float) -> T:
     # In a thread of its own: some drivers wait for minutes inside C when the host does not answer.
-    results: list[BaseException | None] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def connect() -> None:
         try:
             bypass_pool()
-            with connections[using].cursor() as cursor:
-                cursor.execute("SELECT 1")
-            results.append(None)
+            results.append(ask(using))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
-            results.append(error)
+            errors.append(error)
         finally:
             connections[using].close()
 
@@ -84,14 +110,9 @@ def _try(using: str, deadline: float) -> str | None:
     thread.start()
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(0.1)
-    if not results:
-        return "no answer"
-    error = results[0]
-    if isinstance(error, Error):
-        return one_line(error)
-    if error is not None:
-        raise error
-    return None
+    if results:
+        return results[0]
+    raise errors[0] if errors else OperationalError("no answer")
 
 
 def check_tables(using: str) -> None:

@@ -31,12 +31,12 @@ from django_jobs.runtime.startup import (
     DatabaseNotReady,
     check_pools,
     check_tables,
+    failure,
     refuse_transaction,
     wait_for_database,
 )
 from django_jobs.runtime.stopping import SIGNALS, StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
-from django_jobs.text import one_line
 
 logger = logging.getLogger("django_jobs.supervisor")
 
@@ -158,7 +158,7 @@ class Supervisor:
         try:
             check_tables(using)
         except Error as error:
-            raise DatabaseNotReady(f"The database {using!r} failed: {one_line(error)}") from error
+            raise failure(using, error) from error
         finally:
             connections.close_all()
         for line in welcome(self._options, using):

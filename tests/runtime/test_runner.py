@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, transaction
 
 from django_jobs import clock, transitions
+from django_jobs.contention import is_refusal
 from django_jobs.execution.liveness import Liveness
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.runtime import runner as module
@@ -24,7 +28,6 @@ from django_jobs.runtime import startup
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
-from django_jobs.runtime.live_processes import missing
 from django_jobs.runtime.options import Options, UsageError
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.stage import Stage
@@ -107,6 +110,60 @@ class TestStartup:
         lines = welcome(Options.of(queues=["nonsense"]), "default")
         assert any("no job here declares the queue nonsense; declared: default" in line for line in lines)
 
+    @pytest.mark.postgres
+    @pytest.mark.mysql
+    @pytest.mark.parametrize("wrong", ["NAME", "USER"])
+    def test_what_no_waiting_mends_is_told_at_once(self, transactional_db: None, monkeypatch: Any, wrong: str) -> None:
+        """Fault: a misspelt name of the database looked like a server that is down, for half a minute."""
+        said: list[str] = []
+        with monkeypatch.context() as patch, pytest.raises(DatabaseNotReady) as caught:
+            patch.setitem(connections["default"].settings_dict, wrong, "not_there")
+            startup.wait_for_database("default", said.append, patience=20)
+        assert str(caught.value).startswith("The database 'default' cannot be used as DATABASES['default'] says: ")
+        assert "not_there" in str(caught.value)
+        assert said == []
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            'connection to server at "::1", port 5432 failed: FATAL:  database "shop" does not exist',
+            'FATAL:  role "shop" does not exist',
+            'FATAL:  password authentication failed for user "shop"',
+            'FATAL:  Peer authentication failed for user "shop"',
+            "fe_sendauth: no password supplied",
+            'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "shop"',
+            'FATAL:  role "shop" is not permitted to log in',
+            "FATAL:  no such database: shop",
+        ],
+    )
+    def test_the_words_of_a_refusal_are_known(self, words: str) -> None:
+        assert is_refusal(OperationalError(words))
+
+    @pytest.mark.parametrize(("number", "refused"), [(1045, True), (1049, True), (2002, False), (1040, False)])
+    def test_the_numbers_of_a_refusal_are_known(self, number: int, refused: bool) -> None:
+        error = OperationalError(number, "text")
+        error.__cause__ = Exception(number, "text")
+        assert is_refusal(error) is refused
+
+    def test_a_file_that_is_no_database_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("not a database " * 100)
+        connection = sqlite3.connect(tmp_path / "notes.txt")
+        with contextlib.closing(connection), pytest.raises(sqlite3.DatabaseError) as caught:
+            connection.execute("SELECT 1 FROM sqlite_master")
+        assert is_refusal(caught.value)
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "connection refused\n\tIs the server running?",
+            "FATAL:  the database system is starting up",
+            "FATAL:  sorry, too many clients already",
+            "could not translate host name",
+        ],
+    )
+    def test_what_passes_is_waited_for(self, words: str) -> None:
+        assert not is_refusal(OperationalError(words))
+
     def test_a_driver_that_hangs_is_given_up_on(self, monkeypatch: Any) -> None:
         from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -184,9 +241,8 @@ class TestStartup:
     def test_a_pool_that_cannot_be_made_ends_the_start_with_the_mend(self, monkeypatch: Any) -> None:
         """Fault: it started, and each handler that used the database failed and cost its row an attempt."""
         monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": {"max_size": 1}})
-        for start in (Runner(Options.of()).run, lambda: missing(roles=[], queues=[])):
-            with pytest.raises(UsageError, match=r"pool of the database 'default' .* max_size .* min_size is 4"):
-                start()
+        with pytest.raises(UsageError, match=r"pool of the database 'default' .* max_size .* min_size is 4"):
+            Runner(Options.of()).run()
         monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": True})
         monkeypatch.setitem(sys.modules, "psycopg_pool", None)
         with pytest.raises(UsageError, match=r'psycopg_pool .* pip install "psycopg\[pool\]"'):

@@ -28,8 +28,7 @@ from django_jobs.exceptions import Conflict, JobsError
 from django_jobs.models import jobs_alias
 from django_jobs.reading.listing import STATUSES
 from django_jobs.runtime.exits import NO_DATABASE, USAGE
-from django_jobs.runtime.startup import check_tables
-from django_jobs.text import one_line
+from django_jobs.runtime.startup import check_tables, failure
 
 NOTHING_DONE, INTERRUPTED = 1, 130
 # Options of every command of Django, which people write at the end of the line.
@@ -108,7 +107,7 @@ class Command(BaseCommand):
         except (UsageError, JobsError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=USAGE) from error
         except (Error, DatabaseNotReady) as error:
-            raise CommandError(_database_fault(error), returncode=NO_DATABASE) from error
+            raise CommandError(str(_not_ready(error)), returncode=NO_DATABASE) from error
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -181,14 +180,15 @@ def _chosen(options: dict[str, Any]) -> Filters:
     return Filters(**{name: options[name] for name in ("job", "queue", "status", "key", "organization", "since")})
 
 
-def _database_fault(error: Exception) -> str:
+def _not_ready(error: Error | DatabaseNotReady) -> DatabaseNotReady:
+    """Return what keeps the database from answering: more may be wrong than what the error tells."""
     if isinstance(error, DatabaseNotReady):
-        return str(error)
+        return error
     using = jobs_alias()
     try:
         check_tables(using)
     except DatabaseNotReady as missing:
-        return str(missing)
+        return missing
     except Error as unreachable:
-        return f"The database {using!r} cannot be reached: {one_line(unreachable)}"
-    return f"The database {using!r} failed: {one_line(error)}"
+        return failure(using, unreachable, "cannot be reached")
+    return failure(using, error)

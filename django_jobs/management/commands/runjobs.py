@@ -5,7 +5,7 @@ Exit codes:
 - 0: stopped as asked, by a signal, `--max-time`, `--max-jobs`, `--max-memory` or the end of `--once`
 - 1: something broke while running, or outcomes could not be written at the end; `--check` found nobody
 - 2: a wrong option or setting
-- 3: the database cannot be reached, or its tables are missing
+- 3: the database cannot be reached or refuses the login, or its tables are missing
 - 4: a child of `--processes` asks to be replaced; nobody else sees this
 - 130, 143: ended at once by a second SIGINT or SIGTERM; the rows that ran are rescued
 """
@@ -134,14 +134,15 @@ class Command(BaseCommand):
             )
 
     def _check_workers(self, options: dict[str, Any]) -> None:
-        # Wrong names are a mistake, and not something that is missing.
-        self._options(options)
+        # Wrong names are a mistake, and not something that is missing; what is excluded is not asked for.
+        served = self._options(options).served
         try:
-            lacking = missing(roles=[role for role in ROLES if options[role]], queues=options["queues"] or ())
+            lacking = missing(
+                roles=[role for role in ROLES if options[role]],
+                queues=() if options["queues"] is None or served is None else served,
+            )
         except DatabaseNotReady as error:
             raise CommandError(str(error), returncode=NO_DATABASE) from error
-        except UsageError as error:
-            raise CommandError(str(error), returncode=USAGE) from error
         if lacking:
             raise CommandError(f"There is no live {', no live '.join(lacking)}.", returncode=FAILED)
 
