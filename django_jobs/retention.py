@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -18,6 +19,17 @@ from django_jobs.states import Status
 BATCH = 500
 
 
+@dataclass(slots=True)
+class Place:
+    """How far the portions of a trim have come: the end of the last row that went; it moves with each portion.
+
+    While anybody's transaction is older than the deletions, MariaDB and PostgreSQL keep the deleted rows in the index.
+    Each portion from the start would read all of them again.
+    """
+
+    at: datetime = EPOCH
+
+
 @retried
 def trim(
     job_name: str,
@@ -28,24 +40,33 @@ def trim(
     now: datetime,
     using: str,
     limit: int = BATCH,
+    place: Place | None = None,
 ) -> int:
     """Delete up to `limit` finished rows of one job and status, the oldest first, and return how many went.
 
     Those beyond the newest `keep` go (None keeps all, 0 none), and those that ended `max_age` (seconds) ago. An
-    answer of `limit` says that more may be left. Safe in any number of processes: rows another one deletes are skipped.
+    answer of `limit` says that more may be left; the same `place` given each time, the next portion goes on behind this
+    one. Safe in any number of processes: rows another one deletes are skipped.
     """
-    surplus = _surplus(job_name, status, keep, max_age, now, using)
+    place = place or Place()
+    surplus = _surplus(job_name, status, keep, max_age, place.at, now, using)
     if surplus is None:
         return 0
-    oldest = surplus.order_by("completed_at", "pk").values_list("pk", flat=True)
+    oldest = surplus.order_by("completed_at", "pk").values_list("pk", "completed_at")
     if not passes_over_locks(using):
         # SQLite: read before the write, so that no transaction has to turn from reading to writing.
-        ids = list(oldest[:limit])
-        return surplus.filter(pk__in=ids).delete_finished() if ids else 0
-    with transaction.atomic(using=using):
-        ids = list(oldest.select_for_update(skip_locked=True)[:limit])
-        # By the id alone: they are locked, and a DELETE that reads the range again would wait for those passed over.
-        return JobExecution.objects.using(using).filter(pk__in=ids).delete_finished() if ids else 0
+        rows = list(oldest[:limit])
+        deleted = surplus.filter(pk__in=[pk for pk, _ in rows]).delete_finished() if rows else 0
+    else:
+        with transaction.atomic(using=using):
+            rows = list(oldest.select_for_update(skip_locked=True)[:limit])
+            # By the id alone: they are locked, and a DELETE that read the range again would wait for those passed over.
+            found = JobExecution.objects.using(using).filter(pk__in=[pk for pk, _ in rows])
+            deleted = found.delete_finished() if rows else 0
+    if rows:
+        # A finished row has an end, which its type does not say.
+        place.at = rows[-1][1] or place.at
+    return deleted
 
 
 @retried
@@ -60,12 +81,18 @@ def discard(ids: Collection[UUID], *, using: str) -> int:
 
 
 def _surplus(
-    job_name: str, status: Status | str, keep: int | None, max_age: timedelta | float | None, now: datetime, using: str
+    job_name: str,
+    status: Status | str,
+    keep: int | None,
+    max_age: timedelta | float | None,
+    since: datetime,
+    now: datetime,
+    using: str,
 ) -> ExecutionQuerySet | None:
-    """Return the rows to delete; None when all of them stay."""
-    # The lower bound is true of every finished row. A range lets the partial index serve, and keeps SQLite and
+    """Return the rows to delete of those that ended since then; None when all of them stay."""
+    # At first the lower bound is true of every finished row. A range lets the partial index serve, and keeps SQLite and
     # PostgreSQL from passing it over for another one and sorting all rows of the job.
-    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__gt=EPOCH)
+    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__gte=since)
     if keep == 0:
         return ended
     age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)

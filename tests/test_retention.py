@@ -107,6 +107,20 @@ def test_the_oldest_go_first_in_portions_and_it_converges(now: Any) -> None:
     assert left() == {row.pk for row in rows[7:]}
 
 
+def test_a_portion_goes_on_where_the_one_before_it_ended(now: Any) -> None:
+    """An old transaction keeps deleted rows in the index: portions that begin at its start get slower and slower."""
+    rows, place = ended(now, *range(9, 3, -1)), retention.Place()
+    assert trim(now, 0, limit=3, place=place) == 3
+    assert place.at == rows[2].completed_at
+    older, equal = ended(now, 20, 7)
+    assert trim(now, 0, limit=3, place=place) == 3
+    assert left() == {older.pk, rows[5].pk}
+    assert trim(now, 0, limit=3, place=place) == 1
+    assert trim(now, 0, limit=3, place=place) == 0
+    assert trim(now, 0, limit=3) == 1
+    assert not JobExecution.objects.filter(pk__in=[older.pk, equal.pk]).exists()
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.postgres
 @pytest.mark.mysql

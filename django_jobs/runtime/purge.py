@@ -69,9 +69,11 @@ def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
                 break
             move(ids, partial(_cancel, now=clock.now(using), by=user, by_name=by_name), using=using)
         for status in sorted(FINAL):
-            deleted = BATCH
+            deleted, place = BATCH, retention.Place()
             while deleted == BATCH and not _is_known(name, using):
-                deleted = retention.trim(name, status, 0, None, now=clock.now(using), using=using, limit=BATCH)
+                deleted = retention.trim(
+                    name, status, 0, None, now=clock.now(using), using=using, limit=BATCH, place=place
+                )
                 if deleted:
                     yield deleted
 

@@ -68,9 +68,12 @@ class Trim:
     def _trim(self, name: str, status: Status, settings: Settings, now: datetime) -> Iterator[int]:
         try:
             keep, max_age = _kept(name, status, settings)
+            place = retention.Place()
             while True:
                 started, size = self._monotonic(), self._size
-                deleted = retention.trim(name, status, keep, max_age, now=now, using=self._using, limit=size)
+                deleted = retention.trim(
+                    name, status, keep, max_age, now=now, using=self._using, limit=size, place=place
+                )
                 self._adapt(deleted, self._monotonic() - started)
                 yield deleted
                 if deleted < size:
