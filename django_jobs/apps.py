@@ -1,11 +1,12 @@
-"""The Django app: imports the checks and every app's jobs.py once all models are loaded."""
+"""The Django app: imports the checks, every app's jobs.py and, for TASKS, its tasks.py once all models are loaded."""
 
 from __future__ import annotations
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from django_jobs import registry
+from django_jobs import conf, registry
+from django_jobs.runtime.watching import only_watches
 
 
 class DjangoJobsConfig(AppConfig):
@@ -20,5 +21,11 @@ class DjangoJobsConfig(AppConfig):
         from django_jobs import checks, signals  # noqa: F401 - the checks register themselves
 
         signals.connect_logging()
+        if only_watches():
+            return
         registry.autodiscover()
+        if (alias := conf.alias_of_tasks("django_jobs.backends.JobsBackend")) is not None:
+            from django_jobs import backends
+
+            backends.autodiscover(alias)
         registry.resolve()

@@ -246,6 +246,12 @@ def raw_settings() -> Any:
     return getattr(django_settings, "DJANGO_JOBS", {})
 
 
+def alias_of_tasks(backend: str) -> str | None:
+    """Return the first alias of `settings.TASKS` that names this backend; None when none does."""
+    tasks = getattr(django_settings, "TASKS", None) or {}
+    return next((alias for alias, params in tasks.items() if params.get("BACKEND") == backend), None)
+
+
 @cache
 def get_settings() -> Settings:
     """Return the settings in force; raise ImproperlyConfigured that names every wrong key."""

@@ -9,11 +9,14 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from django_jobs.exceptions import Cancelled, TimedOut
 from django_jobs.text import clean_text
+
+if TYPE_CHECKING:
+    from django_jobs.models import JobExecution
 
 Reason = Literal["cancelled", "timeout", "shutdown", "lost"]
 Shield = AbstractContextManager[object]
@@ -135,6 +138,7 @@ class JobContext:
         "_now",
         "_shield",
         "attempt",
+        "execution",
         "execution_id",
         "job_name",
         "key",
@@ -158,6 +162,7 @@ class JobContext:
         organization_id: str | None,
         signal: RunSignal,
         shield: Shield = _OPEN,
+        execution: JobExecution | None = None,
     ) -> None:
         # None for a direct call of the job, which has no row.
         self.execution_id = execution_id
@@ -171,6 +176,8 @@ class JobContext:
         self.signal = signal
         self._now = now
         self._shield = shield
+        # The row as it was claimed, for what shows it to a task.
+        self.execution = execution
         # What progress() was last told, for what runs the job.
         self.reported: dict[str, Any] | None = None
 

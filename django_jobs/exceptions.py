@@ -3,6 +3,7 @@
 JobsError
 ├── DefinitionError      a wrong option of @job or using()
 ├── InvalidPayload       arguments that the handler's signature does not accept
+├── InvalidResult        a task returned what is no JSON
 ├── UnknownJob           a name nobody registered
 ├── Conflict             the row is not in a state that allows this
 │   ├── AlreadyRunning
@@ -35,6 +36,10 @@ class DefinitionError(JobsError, ValueError):
 
 class InvalidPayload(JobsError, ValueError):
     """The arguments do not fit the handler's signature, or would not survive storage as JSON; nothing was written."""
+
+
+class InvalidResult(JobsError, ValueError):
+    """What a task returned would not survive storage as JSON; its run fails with this, and is not retried."""
 
 
 class UnknownJob(JobsError, LookupError):

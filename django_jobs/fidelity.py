@@ -9,6 +9,7 @@ import math
 import types
 import typing
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,6 +18,8 @@ from pydantic_core import to_jsonable_python
 MAX_DEPTH = 64
 # JSON numbers beyond these become floats on MySQL.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
+# What a value of a subclass, as an enum's, is beneath.
+_UNDERLYING: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 # Their JSON form is exact in both directions, whatever the value.
 EXACT = {str, int, bool, float, types.NoneType, uuid.UUID, decimal.Decimal, datetime.date}
 
@@ -39,6 +42,34 @@ def is_lossless(annotation: Any) -> bool:
         some = [arg for arg in args if arg is not types.NoneType]
         return len(some) == 1 and is_lossless(some[0])
     return origin is typing.Literal and all(type(arg) is str for arg in args)
+
+
+def plain(value: Any, path: str, depth: int = 0) -> Any:
+    """Return a value in the types that JSON has; raise ValueError, "path: reason", for what has none of them.
+
+    Tuples and other sequences become lists, bytes text, and members of text and number enums their values.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            # Not kind(value): a member of a text enum says its name there.
+            return value if type(value) is kind else _UNDERLYING[kind](value)
+    if depth >= MAX_DEPTH:
+        raise ValueError(f"{path}: is nested deeper than {MAX_DEPTH} levels, or holds itself")
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: holds bytes that are no UTF-8 text") from None
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{path}: has the key {key!a}, {_kind(key)}; keys of JSON are text")
+        return {plain(key, path): plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    raise ValueError(f"{path}: {_kind(value)} has no JSON form")
 
 
 def flaw(tree: Any, path: str, depth: int = 0) -> str | None:

@@ -16,6 +16,7 @@ from django_jobs.exceptions import DefinitionError, UnknownJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from django_jobs.definition import Job
 
@@ -101,18 +102,23 @@ def isolated(*, empty: bool = False) -> Iterator[None]:
                 table.update(content)
 
 
-def autodiscover() -> None:
-    """Import the `jobs` module of every installed app; a missing one is fine, a broken one raises and names itself."""
+def autodiscover(name: str = "jobs") -> list[ModuleType]:
+    """Import the module of this name of every installed app, and return them.
+
+    A missing one is fine, a broken one raises and names itself.
+    """
+    found = []
     for config in apps.get_app_configs():
-        module = f"{config.name}.jobs"
+        module = f"{config.name}.{name}"
         # Asked beforehand: an ImportError raised inside a jobs.py must not pass for "no jobs.py".
-        if config.module is None or not module_has_submodule(config.module, "jobs"):
+        if config.module is None or not module_has_submodule(config.module, name):
             continue
         try:
-            importlib.import_module(module)
+            found.append(importlib.import_module(module))
         except Exception as error:
-            error.add_note(f"django_jobs: raised while importing the jobs of app {config.label!r} ({module}).")
+            error.add_note(f"django_jobs: raised while importing the {name} of app {config.label!r} ({module}).")
             raise
+    return found
 
 
 def resolve() -> None:

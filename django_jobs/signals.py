@@ -66,6 +66,11 @@ def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -
             )
 
 
+def is_heard(signal: Signal, job: Job[...]) -> bool:
+    """Whether anybody receives one of the signals above for this job."""
+    return bool(signal.receivers) and signal.has_listeners(job.base)
+
+
 def connect_logging() -> None:
     """Log one line for each ended run on the logger `django_jobs.runs`; called once, when the app is ready."""
     job_succeeded.connect(log_success, dispatch_uid="django_jobs.log_success")

@@ -188,7 +188,8 @@ def test_the_table_of_job_options_is_what_job_takes() -> None:
 
 def test_the_table_of_checks_is_what_can_be_found() -> None:
     table = [code_in(row[0]) for row in rows("docs/reference/checks.md", "# System checks")]
-    assert table == sorted(set(re.findall(r'id="(django_jobs\.\w+)"', (ROOT / "django_jobs/checks.py").read_text())))
+    code = "".join((ROOT / "django_jobs" / name).read_text() for name in ("checks.py", "backends.py"))
+    assert table == sorted(set(re.findall(r'id="(django_jobs\.\w+)"', code)))
 
 
 def test_the_table_of_push_options_is_what_using_takes() -> None:

@@ -39,6 +39,7 @@ PUBLIC = {
     "JobsError",
     "DefinitionError",
     "InvalidPayload",
+    "InvalidResult",
     "UnknownJob",
     "Conflict",
     "AlreadyRunning",

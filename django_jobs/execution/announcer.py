@@ -15,6 +15,7 @@ from django_jobs.execution.outcomes import Failed, Ok
 from django_jobs.execution.run import Run
 from django_jobs.loop import OnDeath, start_thread
 from django_jobs.states import FINAL, Status
+from django_jobs.transitions import with_entry
 
 logger = logging.getLogger("django_jobs.announcer")
 
@@ -93,6 +94,7 @@ def announce(run: Run, status: Status, now: datetime) -> None:
         context.run(signals.emit, signals.job_cancelled, job, execution)
     elif isinstance(outcome, Failed):
         execution.error = outcome.message
+        execution.errors = with_entry(execution.errors, outcome.error)
         will_retry = status is Status.SCHEDULED
         context.run(
             signals.emit, signals.job_failed, job, execution, exception=outcome.exception, will_retry=will_retry

@@ -234,6 +234,7 @@ def _prepare(run: Run) -> tuple[Call, tuple[Any, ...], dict[str, Any]] | Outcome
         organization_id=execution.organization_id,
         signal=run.signal,
         shield=run.gate,
+        execution=execution,
     )
     run.job_context = context
     enter_context(context)

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from django_jobs.conf import get_settings
-from django_jobs.exceptions import Cancelled, InvalidPayload, Reschedule, TimedOut
+from django_jobs.exceptions import Cancelled, InvalidPayload, InvalidResult, Reschedule, TimedOut
 from django_jobs.execution.errors import error_entry, fingerprint, message_of, stack_text, summary
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
 
@@ -106,7 +106,7 @@ def failed(run: Run, exception: BaseException, *, message: str | None = None, tr
 
 def _delay(run: Run, exception: BaseException) -> float | None:
     execution = run.execution
-    if execution.attempt >= execution.max_attempts or isinstance(exception, InvalidPayload):
+    if execution.attempt >= execution.max_attempts or isinstance(exception, InvalidPayload | InvalidResult):
         return None
     retry = run.job.effective_retry
     if retry is None or not run.job.has_retry:

@@ -218,7 +218,7 @@ class Pool:
         loop.create_task(self._arun(run))
 
     async def _arun(self, run: Run) -> None:
-        if signals.job_started.receivers:
+        if signals.is_heard(signals.job_started, run.job):
             await asyncio.to_thread(signals.emit, signals.job_started, run.job, run.execution)
         outcome = await aexecute(run)
         self._interrupter.unregister(run)
