@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,24 +40,35 @@ COMMANDS = {
     "sync": (*GUNICORN, "--worker-class", "sync"),
     "gthread": (*GUNICORN, "--worker-class", "gthread", "--threads", "3"),
     "asgi": ("uvicorn", "--lifespan", "on", "tests.cases.web.asgi:application"),
+    "runserver": ("django", "runserver", "--skip-checks", "--noreload"),
+    "reloading": ("django", "runserver", "--skip-checks"),
 }
+# Of these an end is in order.
+KINDS = ("sync", "gthread", "asgi", "runserver")
 
 
 class Server:
     """A web server in a session of its own."""
 
-    def __init__(self, kind: str, output: Path, jobs: dict[str, Any]) -> None:
+    def __init__(self, kind: str, output: Path, jobs: dict[str, Any], extra: dict[str, str]) -> None:
         self.output_path = output
         self.port = free_port()
         server, *arguments = COMMANDS[kind]
-        bind = ["--port", str(self.port)] if server == "uvicorn" else ["--bind", f"127.0.0.1:{self.port}"]
+        address = f"127.0.0.1:{self.port}"
+        bind = {"uvicorn": ["--port", str(self.port)], "django": [address]}.get(server, ["--bind", address])
+        # What a person presses; by SIGTERM Python ends at once, unless somebody handles it.
+        self._end = signal.SIGINT if kind == "runserver" else signal.SIGTERM
         overrides = {"KEEP": {"ok": None, "error": None, "cancelled": None}, **SHORT, **jobs}
         with output.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", server, *arguments, *bind],
                 cwd=ROOT,
                 env=child_environment(
-                    DJANGO_SETTINGS_MODULE="tests.cases.web.settings", DJANGO_JOBS_OVERRIDES=json.dumps(overrides)
+                    **{
+                        "DJANGO_SETTINGS_MODULE": "tests.cases.web.settings",
+                        "DJANGO_JOBS_OVERRIDES": json.dumps(overrides),
+                        **extra,
+                    }
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -64,7 +76,7 @@ class Server:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        wait_for(self._answers, 30, "the server answers")
+        wait_for(self.pid, 30, "the server answers")
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}{path}?{urlencode(query)}"
@@ -77,9 +89,14 @@ class Server:
         answer = self.get(f"/{how}/{name}/", payload=json.dumps(payload))
         return JobExecution.objects.get(pk=answer["id"]), answer["pid"]
 
-    def end(self, number: int = signal.SIGTERM) -> None:
+    def end(self) -> None:
         """End it as its supervisor would, and wait for that."""
-        self.process.send_signal(number)
+        self.process.send_signal(self._end)
+        self.process.wait(30)
+
+    def press_ctrl_c(self) -> None:
+        """Tell all of its processes, as a terminal does, and wait for the end."""
+        os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait(30)
 
     def close(self) -> None:
@@ -87,20 +104,21 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
-    def _answers(self) -> bool:
+    def pid(self) -> int | None:
+        """Return the id of a process that answers; None while there is none."""
         assert self.process.poll() is None, self.output_path.read_text()
         try:
-            return bool(self.get("/pid/"))
+            return int(self.get("/pid/")["pid"])
         except (URLError, ConnectionError):
-            return False
+            return None
 
 
 @pytest.fixture
 def serve(transactional_db: None, ledger: Ledger, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
-    def start(kind: str, **jobs: Any) -> Server:
-        started.append(Server(kind, tmp_path / f"server-{len(started)}.log", jobs))
+    def start(kind: str, extra: dict[str, str] | None = None, **jobs: Any) -> Server:
+        started.append(Server(kind, tmp_path / f"server-{len(started)}.log", jobs, extra or {}))
         return started[-1]
 
     yield start
@@ -109,7 +127,7 @@ def serve(transactional_db: None, ledger: Ledger, tmp_path: Path) -> Iterator[Ca
         print(server.output_path.read_text())
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_job_runs_in_the_process_that_pushed_it_and_the_end_of_the_server_lets_it_end(
     kind: str, serve: Callable[..., Server], ledger: Ledger
 ) -> None:
@@ -131,7 +149,7 @@ def test_a_job_runs_in_the_process_that_pushed_it_and_the_end_of_the_server_lets
     assert_consistent()
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_does_not_end_in_time_is_handed_back_or_ended(
     kind: str, serve: Callable[..., Server], ledger: Ledger
 ) -> None:
@@ -162,4 +180,60 @@ def test_a_killed_server_process_is_replaced_and_its_rows_are_rescued(
         row, now = server.push("acc.mark")
         became(row, Status.OK)
         assert now != pid
+    assert_consistent()
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Path:
+    """Settings that a test may touch, as if somebody had changed them."""
+    path = tmp_path / "edited_settings.py"
+    path.write_text("from tests.cases.web.settings import *\n")
+    return path
+
+
+def from_edited(path: Path) -> dict[str, str]:
+    return {"DJANGO_SETTINGS_MODULE": path.stem, "PYTHONPATH": f"{ROOT}{os.pathsep}{path.parent}"}
+
+
+def test_a_reload_of_runserver_hands_back_what_runs_and_begins_anew(
+    serve: Callable[..., Server], runjobs: Callable[..., Runjobs], ledger: Ledger, edited: Path
+) -> None:
+    server = serve("reloading", from_edited(edited), INTERRUPT_GRACE=0.5)
+    first = server.pid()
+    assert first not in (None, server.process.pid), "the reloader starts a process"
+    row, pid = server.push("acc.mark")
+    became(row, Status.OK)
+    assert [entry.pid for entry in ledger.ends(row.pk)] == [pid] == [first]
+    again, once = server.push("acc.slow_retry", s=60)[0], server.push("acc.slow", s=60)[0]
+    wait_for(lambda: ledger.starts(again.pk) and ledger.starts(once.pk), 10, "both began")
+    # The reloader itself, which has loaded the same project, is no worker.
+    assert list(Worker.objects.values_list("pid", "stopped_at")) == [(first, None)]
+    os.utime(edited, (time.time() + 1, time.time() + 1))
+    wait_for(lambda: server.pid() not in (None, first), 30, "another process answers")
+    again.refresh_from_db()
+    once.refresh_from_db()
+    assert (again.status, again.attempt) == (Status.PENDING, 0)
+    assert (once.status, once.attempt) == (Status.ERROR, 1)
+    assert "interrupted by shutdown" in once.error
+    second = server.pid()
+    row, pid = server.push("acc.mark")
+    became(row, Status.OK)
+    assert [entry.pid for entry in ledger.ends(row.pk)] == [pid] == [second]
+    assert list(Worker.objects.filter(stopped_at=None).values_list("pid", flat=True)) == [second]
+    assert Worker.objects.get(pid=first).stop_reason == "the process ends"
+    again.cancel()
+    assert_consistent()
+
+
+def test_ctrl_c_at_the_reloader_of_runserver_is_a_crash_after_which_rows_are_rescued(
+    serve: Callable[..., Server], runjobs: Callable[..., Runjobs], ledger: Ledger
+) -> None:
+    server = serve("reloading")
+    again, pid = server.push("acc.slow_retry", s=2)
+    wait_for(lambda: ledger.starts(again.pk), 10, "it began")
+    server.press_ctrl_c()
+    assert ledger.ends(again.pk) == []
+    runjobs().wait_ready()
+    became(again, Status.OK, 40)
+    assert {entry.pid for entry in ledger.ends(again.pk)}.isdisjoint({pid})
     assert_consistent()
