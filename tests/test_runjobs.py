@@ -414,20 +414,24 @@ def test_the_row_of_a_killed_worker_is_taken_up(runjobs: Start, ledger: Ledger, 
     other.kill_group()
 
 
-@pytest.fixture
-def reloading(runjobs: Start, tmp_path: Path) -> tuple[Runjobs, Path]:
-    """A process with --reload, and a module of jobs that it loads."""
+def reload(runjobs: Start, tmp_path: Path, source: str) -> tuple[Runjobs, Path]:
+    """Start a process with --reload, and a module of jobs that it loads."""
     app = tmp_path / "reloaded"
     app.mkdir()
     (app / "__init__.py").write_text("")
-    (app / "jobs.py").write_text("")
+    (app / "jobs.py").write_text(source)
     (tmp_path / "reload_settings.py").write_text(
         "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'reloaded']\n"
     )
-    process = runjobs(
-        "--reload", DJANGO_SETTINGS_MODULE="reload_settings", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}"
-    ).wait_ready()
+    process = runjobs("--reload", DJANGO_SETTINGS_MODULE="reload_settings", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
     return process, app / "jobs.py"
+
+
+@pytest.fixture
+def reloading(runjobs: Start, tmp_path: Path) -> tuple[Runjobs, Path]:
+    """A process with --reload that works, and its module of jobs."""
+    process, module = reload(runjobs, tmp_path, "")
+    return process.wait_ready(), module
 
 
 def save(path: Path, text: str) -> None:
@@ -478,6 +482,22 @@ def test_a_reload_waits_while_a_source_is_wrong_and_ctrl_c_leaves_no_row_running
     assert status(row) == Status.PENDING
     assert not Worker.objects.filter(stopped_at=None).exists()
     assert Worker.objects.filter(stop_reason="SIGINT").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["def new(:\n", "raise RuntimeError('at import')\n"])
+def test_a_reload_that_starts_with_a_wrong_source_waits_for_its_mend(
+    runjobs: Start, tmp_path: Path, transactional_db: None, source: str
+) -> None:
+    """Fault: what later only had it wait for a change ended it at the very first start."""
+    process, module = reload(runjobs, tmp_path, source)
+    wait_for(lambda: "begins anew when a source file changes" in process.output, 20, "it waits for a change")
+    assert process.output.count("Traceback") == 1
+    assert "raised while importing the jobs of app 'reloaded'" in process.output
+    save(module, NEW_JOB)
+    process.wait_ready()
+    assert "reloaded.new" in Worker.objects.get(stopped_at=None).names
+    assert process.stop(15) == 0
 
 
 def test_call_command_works_in_the_process_of_a_test(transactional_db: None, ledger: Ledger, capsys: Any) -> None:

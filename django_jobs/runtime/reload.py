@@ -18,6 +18,7 @@ from django.utils import autoreload
 from django_jobs.runtime.exits import DONE, FAILED, LINGER
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.stopping import SIGNALS, StopRequests, end_at_once
+from django_jobs.runtime.watching import is_watched
 
 logger = logging.getLogger("django_jobs.runner")
 
@@ -36,7 +37,7 @@ def run_reloading(run: Callable[[Runner], int], make: Callable[[], Runner]) -> N
     Not with the parent of Django's own: a quarter of a second after Ctrl-C that one kills the child, which has not yet
     handed back what runs; and it ends with the first mistake in a source.
     """
-    if os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true":
+    if is_watched():
         _be_child(run, make)
     elif code := _Parent().run():
         raise SystemExit(code)
@@ -102,7 +103,7 @@ class _Parent:
                 if code == DONE or self._requests.wait(0) is not None:
                     return max(code, DONE)
                 if code != CHANGED:
-                    logger.warning("it ended with %d, and begins anew when a source file changes", code)
+                    logger.warning("it ended with %d, see above, and begins anew when a source file changes", code)
                     while _sources() == sources:
                         if self._requests.wait(LOOK_FOR_CHANGES_EVERY) is not None:
                             return DONE

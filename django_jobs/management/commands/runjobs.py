@@ -31,6 +31,7 @@ from django_jobs.runtime.reload import run_reloading
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.startup import DatabaseNotReady
 from django_jobs.runtime.supervisor import Supervisor
+from django_jobs.runtime.watching import only_watches
 from django_jobs.text import one_line
 
 
@@ -94,9 +95,9 @@ class Command(BaseCommand):
         """Run the system checks; what they find wrong is a mistake in the settings.
 
         Without those that ask a database, as Django 6.1 would have it: that one may be down, and is waited for. Without
-        any in a child: its supervisor has told.
+        any in a child, whose supervisor has told; and in a process that only watches, since they load the sources.
         """
-        if self._child is not None:
+        if self._child is not None or only_watches():
             return []
         kwargs["databases"] = []
         try:
