@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db import models
+from django.utils.html import format_html
 from django.utils.text import capfirst
 
 from django_jobs.admin.banner import outages
@@ -61,6 +62,12 @@ class ReadOnlyAdmin(ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
         # Where the verbs write, not a replica: after a button the page has to show what it did.
         return super().get_queryset(request).using(jobs_alias())
+
+    def message_user(self, request: HttpRequest, message: Any, *args: Any, **kwargs: Any) -> None:
+        text = str(message)
+        # Django's page makes the first letter of a message large, but the name of a job is to be read as it is.
+        shown = text if capfirst(text) == text else format_html("<span>{}</span>", text)
+        super().message_user(request, shown, *args, **kwargs)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -304,6 +304,15 @@ def test_an_action_needs_its_own_permission(
     assert len(entries(row)) == 1
 
 
+def test_a_message_that_begins_with_the_name_of_a_job_leaves_it_as_it_is(admin: Admin) -> None:
+    """Fault: the page wrote Acc.mark, which is no job's name."""
+    row = JobExecutionFactory(ok=True, job_name="acc.mark")
+    admin.press(row, "cancel")
+    shown = read(admin.detail(row)).words
+    assert f"acc.mark {row.pk} cannot be cancelled: it is ok already." in shown
+    assert "Acc.mark" not in shown
+
+
 def test_a_button_is_a_post_with_a_token(admin: Admin, failed: JobExecution) -> None:
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(admin.user)
