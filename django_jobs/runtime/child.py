@@ -1,19 +1,16 @@
-"""What a child of `runjobs --processes` gets from its supervisor: its place, and a pipe that ends when it dies."""
+"""What a child of `runjobs --processes` is told by its supervisor: its place among the others."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from django_jobs.loop import start_thread
 from django_jobs.runtime.options import Options
 
 # The command line of a child is its supervisor's.
 ENVIRONMENT = "DJANGO_JOBS_CHILD"
-STANDARD_INPUT = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +51,3 @@ class Child:
         place = json.loads(text)
         report = place["report"] and Path(place["report"])
         return cls(number=place["number"], roles=tuple(place["roles"]), report=report)
-
-
-def when_supervisor_is_gone(call: Callable[[], None]) -> None:
-    """Call once, from a thread of its own, when the supervisor has died in whatever way.
-
-    The supervisor holds the other end of this process's standard input, which becomes /dev/null here: neither handlers
-    nor the processes they start can read from the pipe.
-    """
-    pipe = os.dup(STANDARD_INPUT)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, STANDARD_INPUT)
-    os.close(nothing)
-
-    def wait() -> None:
-        while os.read(pipe, 1):
-            pass
-        call()
-
-    start_thread(wait, name="supervisor watch")

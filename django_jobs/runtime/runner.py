@@ -21,12 +21,13 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
-from django_jobs.runtime.child import Child, when_supervisor_is_gone
+from django_jobs.runtime.child import Child
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
 from django_jobs.runtime.forks import detach_forks
 from django_jobs.runtime.health import Health
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
+from django_jobs.runtime.lifeline import hold_on
 from django_jobs.runtime.once import run_once
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.parts import Parts, subscribed
@@ -97,7 +98,7 @@ class Runner:
         started = time.monotonic()
         with self._requests.signals(), contextlib.ExitStack() as stack:
             if self._child is not None:
-                when_supervisor_is_gone(self._on_orphaned)
+                hold_on(self._on_orphaned)
             try:
                 self._requests.let_in()
                 self._tell_of_health(stack)

@@ -25,6 +25,7 @@ from django_jobs.runtime.child import Child
 from django_jobs.runtime.exits import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
+from django_jobs.runtime.lifeline import Lifeline
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.reports import Reports
 from django_jobs.runtime.startup import (
@@ -47,6 +48,8 @@ WELL_AFTER = 30.0
 FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 # Long enough to see whether the others find the same.
 PAUSE_OF_REFUSED = 5.0
+# A child that shares its processor with many others may come late, however short WORKER_LOST_AFTER is.
+LEAST_PATIENCE = 5.0
 REFUSED = frozenset({USAGE, NO_DATABASE})
 # How a child ends that was told to, by its supervisor or by a signal that both of them got.
 ORDERLY = frozenset({DONE, RECYCLED, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)})
@@ -58,6 +61,7 @@ class Member:
 
     child: Child
     process: subprocess.Popen[bytes] | None = None
+    line: Lifeline | None = None
     started_at: float = 0.0
     # When the next process is to be started.
     due_at: float = 0.0
@@ -80,6 +84,12 @@ class Member:
         pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 8), MAX_PAUSE)
         self.failures += 1
         return pause
+
+    def hang_up(self) -> None:
+        """Listen to the process no more."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
     def forgive(self) -> None:
         """Forget how the processes before the present one ended."""
@@ -123,7 +133,8 @@ class Supervisor:
                 for member in self._members:
                     if member.process is not None:
                         member.process.kill()
-                        _let_go(member.process)
+                        member.process.wait()
+                    member.hang_up()
 
     def stop(self, reason: str = "stopped") -> None:
         """Have run() end in order; safe from any thread."""
@@ -187,16 +198,27 @@ class Supervisor:
         if member.process is not None:
             code = member.process.poll()
             if code is None:
+                self._listen(member, now)
                 if member.failures and now - member.started_at >= WELL_AFTER:
                     member.forgive()
                 return
-            self._bury(member, member.process, code, now)
+            self._bury(member, code, now)
         if now >= member.due_at:
             self._start(member)
             if member.process is not None:
                 logger.info("%s is there now", member)
 
-    def _bury(self, member: Member, process: subprocess.Popen[bytes], code: int, now: float) -> None:
+    def _listen(self, member: Member, now: float) -> None:
+        """Kill a process that is stopped or hangs as a whole: it cannot beat either, and others take its rows."""
+        patience = max(get_settings().worker_lost_after, LEAST_PATIENCE)
+        if member.line is None or member.line.silence(now) <= patience:
+            return
+        logger.critical("%s has shown no life for %g s and is killed; its rows will be rescued", member, patience)
+        self._signal(member, signal.SIGKILL)
+        # Once: where the system holds it, the end comes later.
+        member.hang_up()
+
+    def _bury(self, member: Member, code: int, now: float) -> None:
         """Take note of the end of a process, and decide when its place is filled again."""
         if code == RECYCLED or now - member.started_at >= WELL_AFTER:
             member.forgive()
@@ -212,7 +234,7 @@ class Supervisor:
             logger.warning("%s %s; it is replaced in %g s", member, ended(code), pause)
         member.due_at = now + pause
         member.process = None
-        _let_go(process)
+        member.hang_up()
 
     def _start(self, member: Member) -> None:
         member.started_at, member.refusal = time.monotonic(), None
@@ -220,12 +242,15 @@ class Supervisor:
             # Of the process before it.
             member.child.report.unlink(missing_ok=True)
         try:
+            member.line = Lifeline()
             with without_interrupts():
                 # Not a fork: no connection, thread or lock of this process gets into a child.
                 member.process = subprocess.Popen(  # noqa: S603 - this very command
-                    self._command, env=member.child.environment(), stdin=subprocess.PIPE
+                    self._command, env=member.child.environment(), stdin=member.line.childs
                 )
+            member.line.hand_over()
         except OSError as error:
+            member.hang_up()
             member.due_at = member.started_at + member.fail()
             logger.warning("%s could not be started: %s", member.child, error)
 
@@ -246,7 +271,7 @@ class Supervisor:
             if member.is_alive:
                 logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
                 self._signal(member, signal.SIGKILL)
-        codes = {_let_go(member.process) for member in running if member.process is not None}
+        codes = {member.process.wait() for member in running if member.process is not None}
         return DONE if codes <= ORDERLY else FAILED
 
     def _signal(self, member: Member, number: int) -> None:
@@ -286,14 +311,6 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _let_go(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process that has ended, or is about to; return its exit code."""
-    code = process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-    return code
 
 
 def ended(code: int) -> str:

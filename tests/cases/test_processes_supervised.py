@@ -201,6 +201,48 @@ def test_a_handler_that_does_not_stop_costs_its_own_child_only(runjobs: Start, l
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["stopped", "without Python's lock"])
+def test_a_child_that_hangs_as_a_whole_is_killed_and_replaced(how: str, runjobs: Start, ledger: Ledger) -> None:
+    """Its rows are rescued, and without an end of the process its slots would be lost for good."""
+    process = runjobs(
+        "--worker", "--processes", "2", DJANGO_SETTINGS_MODULE="tests.cases.stubborn.settings"
+    ).wait_ready(60, workers=2)
+    before = workers()
+    name = "acc.slow_retry" if how == "stopped" else "stubborn.holding_the_lock_retry"
+    row = JobExecutionFactory(pending=True, job_name=name, max_attempts=3, payload={"s": 1} if how == "stopped" else {})
+    wait_for(lambda: ledger.starts(row.pk), 10, "the handler has begun")
+    victim = ledger.starts(row.pk)[0].pid
+    if how == "stopped":
+        os.kill(victim, signal.SIGSTOP)
+    wait_for(lambda: not is_there(victim), 20, "it is gone")
+    wait_for(lambda: len(workers() - before) == 1, 20, "another child is there")
+    wait_for(lambda: status(row) == Status.OK, 20, "its row ran elsewhere")
+    assert before - {victim} <= workers()
+    text = process.output
+    assert f"pid {victim} has shown no life for 5 s and is killed" in text
+    assert f"pid {victim} was killed by SIGKILL; it is replaced in 0.5 s" in text
+    canary(ledger, process)
+    assert process.stop() == 0, process.output
+    assert_consistent()
+
+
+@pytest.mark.slow
+def test_children_are_not_blamed_for_what_stops_their_supervisor_or_all_of_them(runjobs: Start, ledger: Ledger) -> None:
+    process = runjobs("--worker", "--processes", "2").wait_ready(60, workers=2)
+    before = workers()
+    canary(ledger, process)
+    for stopped in (process.kill, process.kill_group):
+        stopped(signal.SIGSTOP)
+        # Longer than it takes to be called dead.
+        time.sleep(7)
+        stopped(signal.SIGCONT)
+        canary(ledger, process)
+    assert all(map(is_there, before))
+    assert "no life" not in process.output
+    assert process.stop() == 0, process.output
+
+
+@pytest.mark.slow
 def test_children_are_replaced_after_so_many_runs_and_each_row_runs_once(runjobs: Start, ledger: Ledger) -> None:
     process = runjobs("--worker", "--processes", "2", "--max-jobs", "20").wait_ready(60, workers=2)
     rows = [jobs.mark.push() for _ in range(100)]

@@ -182,6 +182,28 @@ class TestSupervisor:
         wait_for(lambda: len(process.lines("failing")) == 2, 10, "both are there")
         assert process.stop() == FAILED
 
+    def test_a_child_that_shows_life_no_more_is_killed_and_replaced(
+        self, fleet: Start, monkeypatch: Any, caplog: Any, settings: Any
+    ) -> None:
+        monkeypatch.setattr(module, "LEAST_PATIENCE", 1.0)
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "HEARTBEAT_INTERVAL": 0.5, "WORKER_LOST_AFTER": 1}
+        process = fleet(
+            """
+            os.write(0, b".")
+            if number == 1 and len(open(sys.argv[1]).read().split("1 start")) == 2:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while True:
+                os.write(0, b".")
+                time.sleep(0.05)
+            """,
+            processes=2,
+        )
+        process.has_started(2, number=1)
+        assert len(process.lines("start", 2)) == 1
+        assert "has shown no life for 1 s and is killed" in caplog.text
+        assert "was killed by SIGKILL; it is replaced in 0.1 s" in caplog.text
+        assert process.stop() == DONE
+
     def test_the_time_ends_it(self, fleet: Start) -> None:
         process = fleet(UNTIL_TOLD, max_time=1.0)
         process.thread.join(10)

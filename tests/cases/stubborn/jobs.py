@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
 import threading
 import time
@@ -32,6 +33,14 @@ def asleep_retry(ctx: JobContext) -> None:
     """Sleep in one long call."""
     note("START", ctx, "")
     time.sleep(FOR_EVER)
+
+
+@job(retry=AT_ONCE)
+def holding_the_lock_retry(ctx: JobContext) -> None:
+    """Keep Python's own lock in a call of C, so that no other thread of the process runs; in the first attempt only."""
+    note("START", ctx, "")
+    if ctx.attempt == 1:
+        ctypes.PyDLL(None).sleep(int(FOR_EVER))
 
 
 @job(timeout=0.5)

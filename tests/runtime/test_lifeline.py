@@ -1,0 +1,103 @@
+"""The line between a supervisor and its child: what counts as silence, and that each notices the other's end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_jobs.runtime import lifeline as module
+from django_jobs.runtime.lifeline import MOST_AT_ONCE, Lifeline, hold_on
+from tests.support import wait_for
+
+Hold = Callable[[], threading.Event]
+
+
+@pytest.fixture
+def line() -> Iterator[Lifeline]:
+    line = Lifeline()
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
+    """Hold the child's end in this process; returns what is set when the other end is gone."""
+    place = os.open(os.devnull, os.O_RDONLY)
+    monkeypatch.setattr(module, "STANDARD_INPUT", place)
+    monkeypatch.setattr(module, "EVERY", 0.05)
+    gone = threading.Event()
+
+    def start() -> threading.Event:
+        os.dup2(line.childs, place)
+        line.hand_over()
+        hold_on(gone.set)
+        return gone
+
+    yield start
+    line.close()
+    assert gone.wait(5)
+    os.close(place)
+
+
+def show_life(line: Lifeline) -> None:
+    os.write(line.childs, b".")
+
+
+def test_silence_is_counted_from_the_last_sign(line: Lifeline) -> None:
+    show_life(line)
+    assert line.silence(100.0) == 0.0
+    assert line.silence(100.5) == 0.5
+    assert line.silence(101.0) == 1.0
+    show_life(line)
+    show_life(line)
+    assert line.silence(101.5) == 0.0
+    assert line.silence(102.0) == 0.5
+
+
+def test_time_in_which_nobody_listened_counts_for_little(line: Lifeline) -> None:
+    show_life(line)
+    assert line.silence(100.0) == 0.0
+    assert line.silence(4000.0) == MOST_AT_ONCE
+    assert line.silence(4000.5) == MOST_AT_ONCE + 0.5
+
+
+def test_before_the_first_sign_there_is_no_silence(line: Lifeline) -> None:
+    assert [line.silence(now) for now in (0.0, 50.0, 5000.0)] == [0.0, 0.0, 0.0]
+
+
+def test_a_child_shows_life_again_and_again(line: Lifeline, hold: Hold) -> None:
+    gone = hold()
+    for _ in range(3):
+        wait_for(line._hears, 5, "a sign comes")
+    assert not gone.is_set()
+
+
+def test_a_child_of_which_nobody_takes_note_goes_on(line: Lifeline, hold: Hold) -> None:
+    os.set_blocking(line.childs, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            show_life(line)
+    gone = hold()
+    assert not gone.wait(0.3)
+    while line._hears():
+        pass
+    wait_for(line._hears, 5, "signs come again")
+    assert not gone.is_set()
+
+
+@pytest.mark.parametrize("are_signs_left", [True, False])
+def test_a_child_notices_the_end_of_its_supervisor(are_signs_left: bool, line: Lifeline, hold: Hold) -> None:
+    if are_signs_left:
+        show_life(line)
+    gone = hold()
+    line.close()
+    assert gone.wait(5)
+
+
+def test_standard_input_of_a_child_leads_nowhere(hold: Hold) -> None:
+    hold()
+    assert os.read(module.STANDARD_INPUT, 1) == b""
