@@ -34,6 +34,12 @@ def welcome(options: Options, using: str) -> list[str]:
         if unused := sorted(set(options.served or ()) - known):
             lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
         lines += _small_pools(options.concurrency)
+    else:
+        lines.append("runs no job: that takes a process with --worker, or one without any role")
+    crons = sum(job.mode == "cron" for job in jobs)
+    if crons and "scheduler" not in options.roles:
+        which = f"{crons} cron job{'' if crons == 1 else 's'}"
+        lines.append(f"fires no tick of the {which}: that takes a process with --scheduler, or one without any role")
     return [*lines, f"database: {using} ({connections[using].display_name}); {_wake_up(settings)}"]
 
 

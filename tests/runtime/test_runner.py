@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from django_jobs import clock, transitions
+from django_jobs import clock, job, registry, transitions
 from django_jobs.contention import is_refusal
 from django_jobs.execution.liveness import Liveness
 from django_jobs.models import JobExecution, JobState, Worker
@@ -39,6 +39,8 @@ from tests.acc import jobs
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
 from tests.runtime.support import in_thread, statuses
 from tests.support import Ledger, wait_for
+
+WAYS = (("worker",), ("scheduler",), ("worker", "scheduler"), ("sweep",))
 
 
 def once(**options: Any) -> int:
@@ -164,6 +166,25 @@ class TestStartup:
     def test_what_passes_is_waited_for(self, words: str) -> None:
         assert not is_refusal(OperationalError(words))
 
+    def test_what_other_processes_are_needed_for_is_told_at_the_start(self) -> None:
+        """Fault: cron jobs were counted, and nothing said that a worker alone never fires them."""
+        with registry.isolated(empty=True):
+
+            @job(name="acc.nightly", cron="0 3 * * *")
+            def nightly() -> None: ...
+
+            told = {roles: "\n".join(welcome(Options.of(roles=roles), "default")) for roles in ((), *WAYS)}
+        no_ticks, no_runs = "fires no tick of the 1 cron job: that takes a process with --scheduler", "runs no job"
+        assert {roles: (no_ticks in text, no_runs in text) for roles, text in told.items()} == {
+            (): (False, False),
+            ("worker",): (True, False),
+            ("scheduler",): (False, True),
+            ("worker", "scheduler"): (False, False),
+            ("sweep",): (True, True),
+        }
+        with registry.isolated(empty=True):
+            assert "fires no tick" not in "\n".join(welcome(Options.of(roles=["worker"]), "default"))
+
     def test_a_driver_that_hangs_is_given_up_on(self, monkeypatch: Any) -> None:
         from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -205,8 +226,6 @@ class TestStartup:
 
     def test_the_text_says_how_many_jobs_run_in_which_mode(self) -> None:
         """Start says how many jobs run in which mode."""
-        from django_jobs import job, registry
-
         with registry.isolated(empty=True):
 
             @job(name="acc.one", cron="0 3 * * *")
@@ -409,8 +428,6 @@ class TestOnce:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 0.5, "INTERRUPT_GRACE": 0.5}
 
     def test_it_fires_due_ticks_and_runs_them(self, ledger: Ledger) -> None:
-        from django_jobs import job, registry
-
         with registry.isolated():
 
             @job(name="acc.cron", cron="* * * * *", misfire_grace=3600)
