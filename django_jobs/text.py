@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # PostgreSQL refuses NUL in text, and neither JSONB nor UTF-8 know lone surrogates.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -27,6 +28,11 @@ def clean_middle(value: object, limit: int) -> str:
         half = limit // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
     return storable(text)
+
+
+def some(names: Sequence[object], most: int) -> str:
+    """Return the first `most` of these, separated by commas; "…" stands for the others."""
+    return ", ".join([*map(str, names[:most]), *(["…"] if len(names) > most else [])])
 
 
 def one_line(error: BaseException) -> str:

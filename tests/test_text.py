@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_jobs.text import clean_middle, clean_text, one_line
+from django_jobs.text import clean_middle, clean_text, one_line, some
 
 REPLACED = "\ufffd"
 
@@ -71,3 +71,8 @@ def test_any_text_becomes_one_that_every_database_takes(text: str, limit: int) -
 )
 def test_an_error_for_the_log_is_one_line_and_never_empty(error: Exception, line: str) -> None:
     assert one_line(error) == line
+
+
+@pytest.mark.parametrize(("most", "text"), [(0, "…"), (1, "a, …"), (2, "a, 2"), (3, "a, 2")])
+def test_names_are_listed_up_to_a_number(most: int, text: str) -> None:
+    assert some(["a", 2], most) == text

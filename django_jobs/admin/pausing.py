@@ -14,6 +14,7 @@ from django.utils.translation import ngettext_lazy
 from django_jobs import registry, services
 from django_jobs.exceptions import JobsError
 from django_jobs.models import JobState, QueueState, jobs_alias
+from django_jobs.text import some
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
@@ -101,5 +102,4 @@ def _apply(
 
 
 def _told(text: _StrPromise, names: list[str]) -> str:
-    listed = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
-    return f"{text % {'n': len(names)}}: {listed}"
+    return f"{text % {'n': len(names)}}: {some(names, NAMED)}"

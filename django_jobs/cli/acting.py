@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from django_jobs import dispatchers, registry, services
@@ -17,7 +18,7 @@ from django_jobs.models import JobExecution
 from django_jobs.options import BY_LENGTH
 from django_jobs.reading.queues import named_queues
 from django_jobs.reading.waiting import pause_of
-from django_jobs.text import clean_text
+from django_jobs.text import clean_text, some
 
 # So many queues stand in one line.
 NAMED = 10
@@ -65,8 +66,7 @@ def trigger(terminal: Terminal, name: str, *, by: str) -> None:
 
 def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
     """Pause a job or a queue."""
-    subject = _subject(name, queue)
-    changed = services.pause_job(name, by=by) if name is not None else services.pause_queue(str(queue), by=by)
+    subject, changed = _held(services.pause_job, services.pause_queue, name, queue, by=by)
     terminal.json({"job": name, "queue": queue, "is_paused": True, "changed": changed})
     if not changed:
         raise NothingDone(f"{subject} was paused before.")
@@ -76,23 +76,26 @@ def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -
 
 def resume(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
     """Resume a job or a queue."""
-    subject = _subject(name, queue)
-    changed = services.resume_job(name, by=by) if name is not None else services.resume_queue(str(queue), by=by)
+    subject, changed = _held(services.resume_job, services.resume_queue, name, queue, by=by)
     terminal.json({"job": name, "queue": queue, "is_paused": False, "changed": changed})
     if not changed:
         raise NothingDone(f"{subject} was not paused.")
     terminal.line(f"{subject} is resumed.")
 
 
-def _subject(name: str | None, queue: str | None) -> str:
-    if (name is None) == (queue is None):
-        raise UsageError("Give the name of a job, or --queue with the name of a queue.")
-    return f"The queue {queue}" if name is None else name
+def _held(
+    hold_job: Callable[..., bool], hold_queue: Callable[..., bool], name: str | None, queue: str | None, *, by: str
+) -> tuple[str, bool]:
+    """Pause or resume what is named; return how to call it, and whether that changed anything."""
+    if name is not None and queue is None:
+        return name, hold_job(name, by=by)
+    if queue is not None and name is None:
+        return f"The queue {queue}", hold_queue(queue, by=by)
+    raise UsageError("Give the name of a job, or --queue with the name of a queue.")
 
 
 def _undeclared(declared: set[str]) -> str:
-    names = sorted(declared)
-    return f"no job here declares it (declared: {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''})"
+    return f"no job here declares it (declared: {some(sorted(declared), NAMED)})"
 
 
 def _object(text: str) -> str:

@@ -18,6 +18,7 @@ from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.listing import edge, id_bounds, of_status
 from django_jobs.runtime.portions import distinct
+from django_jobs.text import some
 
 UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 NEAR = 5
@@ -87,7 +88,7 @@ def whole_id(text: str, *, using: str) -> UUID:
     if (pk := _uuid(text)) is not None:
         return pk
     near = _beginning_with(text, using=using)
-    raise UsageError(f"{text!r} is no whole id; " + (f"these begin with it: {_few(near)}" if near else NONE_BEGINS))
+    raise UsageError(f"{text!r} is no whole id; " + (f"these begin with it: {some(near, NEAR)}" if near else NONE_BEGINS))
 
 
 def begun_id(text: str, *, using: str) -> UUID:
@@ -98,7 +99,7 @@ def begun_id(text: str, *, using: str) -> UUID:
     if not near:
         raise UsageError(f"{text!r} is no id of an execution; {NONE_BEGINS}")
     if len(near) > 1:
-        raise UsageError(f"{text!r} is the beginning of several ids, the newest first: {_few(near)}")
+        raise UsageError(f"{text!r} is the beginning of several ids, the newest first: {some(near, NEAR)}")
     return near[0].pk
 
 
@@ -116,10 +117,6 @@ def _beginning_with(text: str, *, using: str) -> list[JobExecution]:
         raise UsageError(f"{text!r} is no id of an execution; manage.py jobs list shows them.")
     rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1])
     return list(rows.order_by("-pk").only("pk", "job_name")[: NEAR + 1])
-
-
-def _few(rows: Sequence[JobExecution]) -> str:
-    return ", ".join(map(str, rows[:NEAR])) + (", …" if len(rows) > NEAR else "")
 
 
 def executions(texts: Sequence[str], *, using: str) -> tuple[ExecutionQuerySet, list[UUID]]:

@@ -84,13 +84,7 @@ def retry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
         if not keys.is_key_conflict(error):
             raise
         raise _held(row, "retried", keys.find_holder(row.job_name, active_key, using=using, conflict=True)) from error
-    if not moved:
-        if not reload(row, using=using):
-            raise _gone(row)
-        raise WrongStatus(f"{row} cannot be retried: it is {row.status}; expected error or cancelled.", row)
-    reload(row, using=using)
-    hint(connections[using], (row,))
-    return row
+    return _pending(row, moved, "retried", "error or cancelled", using=using)
 
 
 async def aretry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
@@ -136,13 +130,8 @@ def start_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     using = jobs_alias()
     row = subject(execution, using=using)
     attribution(by)
-    if not transitions.start_now(JobExecution.objects.using(using).filter(pk=row.pk), now=clock.now(using)):
-        if not reload(row, using=using):
-            raise _gone(row)
-        raise WrongStatus(f"{row} cannot be started now: it is {row.status}; expected scheduled.", row)
-    reload(row, using=using)
-    hint(connections[using], (row,))
-    return row
+    one = JobExecution.objects.using(using).filter(pk=row.pk)
+    return _pending(row, transitions.start_now(one, now=clock.now(using)), "started now", "scheduled", using=using)
 
 
 async def astart_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
@@ -223,6 +212,17 @@ def after_cancel(row: JobExecution, *, using: str) -> None:
 
     if job_cancelled.receivers or job_finished.receivers:
         after_commit(connections[using], tell)
+
+
+def _pending(row: JobExecution, moved: int, verb: str, expected: str, *, using: str) -> JobExecution:
+    """Return the row as it is now, and hint it; raise WrongStatus when the verb did not move it."""
+    is_there = reload(row, using=using)
+    if not moved:
+        if not is_there:
+            raise _gone(row)
+        raise WrongStatus(f"{row} cannot be {verb}: it is {row.status}; expected {expected}.", row)
+    hint(connections[using], (row,))
+    return row
 
 
 def _gone(row: JobExecution) -> WrongStatus:
