@@ -16,7 +16,7 @@ import django
 import hypothesis
 import pytest
 
-from tests import pgbouncer
+from tests import encryption, pgbouncer
 from tests.engines import ENGINES
 from tests.support import Ledger, Runjobs
 
@@ -32,6 +32,9 @@ hypothesis.settings.register_profile("dev", deadline=None, max_examples=30)
 # The same examples each time: a red run is the fault of the change it ran on.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# Programs that cases on PostgreSQL need, by the mark of these cases, and where they are.
+PROGRAMS = {"pgbouncer": pgbouncer.BINARY, "openssl": encryption.BINARY}
 
 # Servers that took part, by name, with their versions.
 _servers = pytest.StashKey[dict[str, str]]()
@@ -80,7 +83,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are marked for other engines, and with --database-only those that use none.
 
-    And those for PgBouncer where it is not installed, which the summary says.
+    And those for a program that is not installed, which the summary says.
     """
     from django.conf import settings
 
@@ -93,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             belongs = not config.option.database_only or _needs_database(item)
             config.stash[_left_out] += not belongs
-        if item.get_closest_marker("pgbouncer") and pgbouncer.BINARY is None:
+        if any(item.get_closest_marker(name) and binary is None for name, binary in PROGRAMS.items()):
             belongs = False
         (chosen if belongs else left_out).append(item)
     if left_out:
@@ -137,7 +140,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     left_out = config.stash.get(_left_out, 0)
     if left_out:
         terminalreporter.write_line(f"{left_out} cases need no database and were left to another run")
-    missing = ["pgbouncer"] if settings.ENGINE == "postgres" and pgbouncer.BINARY is None else []
+    missing = [name for name, binary in PROGRAMS.items() if settings.ENGINE == "postgres" and binary is None]
     for name in missing:
         terminalreporter.write_line(f"MISSING: {name} is not installed, the cases marked so did not run")
     if path := os.environ.get("TEST_REPORT"):

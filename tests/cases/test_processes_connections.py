@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from django.db import connection
@@ -14,6 +15,7 @@ from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.acc.models import Thing
+from tests.encryption import encryption
 from tests.factories import JobExecutionFactory
 from tests.support import Ledger, Runjobs, assert_consistent, wait_for
 
@@ -59,6 +61,11 @@ def test_no_two_processes_share_a_connection_with_and_without_a_pool(
     before = sessions()
     process = runjobs("--processes", "2", POOL=json.dumps(pool), **SETTINGS).wait_ready(60, workers=3)
     assert ("the pool of the database 'default' has 4 connections for 10 slots" in process.output) == (pool is True)
+    assert_each_has_its_own(process, ledger, before)
+
+
+def assert_each_has_its_own(process: Runjobs, ledger: Ledger, before: int) -> None:
+    """Check that fifty rows find two processes whose sessions are their own; end them."""
     # More than one cycle of the sweep, which comes each second.
     tick = jobs.mark.using(delay=2.5).push()
     all_ended(tick)
@@ -77,10 +84,43 @@ def test_no_two_processes_share_a_connection_with_and_without_a_pool(
     assert_consistent()
 
 
+@pytest.fixture
+def encrypted(transactional_db: None, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of processes that talk to the server by TLS alone."""
+    with encryption(tmp_path) as front:
+        yield {"DATABASE_URL": front.url, "SSLMODE": "require", **SETTINGS}
+        assert front.connections > 0
+
+
+@pytest.mark.postgres
+@pytest.mark.openssl
+@pytest.mark.parametrize("pool", [False, True], ids=["no pool", "pool"])
+def test_no_two_processes_share_an_encrypted_connection(
+    pool: bool, encrypted: dict[str, str], runjobs: Start, ledger: Ledger
+) -> None:
+    """See above: "SSL bad record mac" is what two say who read one stream."""
+    before = sessions()
+    process = runjobs("--processes", "2", POOL=json.dumps(pool), **encrypted).wait_ready(60, workers=3)
+    assert_each_has_its_own(process, ledger, before)
+
+
+@pytest.mark.postgres
+@pytest.mark.openssl
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_job_that_uses_multiprocessing_leaves_encrypted_connections_whole(
+    method: str, encrypted: dict[str, str], runjobs: Start, ledger: Ledger
+) -> None:
+    assert_multiplying(runjobs("--concurrency", "4", **encrypted).wait_ready(), method)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_job_that_uses_multiprocessing_leaves_the_worker_whole(method: str, runjobs: Start, ledger: Ledger) -> None:
     """See above: a fork uses the sockets of its parent, or says goodbye on them."""
-    process = runjobs("--concurrency", "4", **SETTINGS).wait_ready()
+    assert_multiplying(runjobs("--concurrency", "4", **SETTINGS).wait_ready(), method)
+
+
+def assert_multiplying(process: Runjobs, method: str) -> None:
+    """Check that processes that handlers make by this method, and these handlers, use the database in peace."""
     rows = [push("multiplying", name=f"many-{number}", method=method) for number in range(4)]
     rows += [push("touching", name=f"one-{number}") for number in range(20)]
     ended = all_ended(*rows)

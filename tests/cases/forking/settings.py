@@ -1,4 +1,4 @@
-"""The settings of the tests, with the jobs that make processes, and Django's pool of connections as POOL says."""
+"""The settings of the tests, with the jobs that make processes; POOL and SSLMODE change how they connect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.settings import *  # noqa: F403 - a settings module is made of anothe
 
 INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.cases.forking"]
 _default = settings.DATABASES["default"]
-_pool = json.loads(os.environ.get("POOL", "false"))
-DATABASES = settings.DATABASES | {
-    "default": _default | {"OPTIONS": _default.get("OPTIONS", {}) | ({"pool": _pool} if _pool else {})}
-}
+_options = dict(_default.get("OPTIONS", {}))
+if pool := json.loads(os.environ.get("POOL", "false")):
+    _options["pool"] = pool
+if mode := os.environ.get("SSLMODE"):
+    _options["sslmode"] = mode
+DATABASES = settings.DATABASES | {"default": _default | {"OPTIONS": _options}}
