@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.core.management import call_command
 from django.test import Client
 
 from django_jobs import clock, job, registry, services
@@ -53,8 +55,13 @@ def by_selection(verb: str) -> None:
     pressed(verb, NAMES)
 
 
+def by_command(verb: str) -> None:
+    for name in NAMES:
+        call_command("jobs", verb, name, "--by", "ann", stdout=StringIO())
+
+
 @pytest.mark.parametrize("resumed_after_a_look", [True, False], ids=["looked", "nobody looked"])
-@pytest.mark.parametrize("way", [by_call, by_name, by_buttons, by_selection])
+@pytest.mark.parametrize("way", [by_call, by_name, by_buttons, by_selection, by_command])
 def test_a_resumed_schedule_waits_for_its_next_tick(
     way: Callable[[str], None], resumed_after_a_look: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
