@@ -32,7 +32,8 @@ async def add_later(a: int, b: int = 1) -> int:
 def _seen(context: TaskContext) -> dict[str, Any]:
     result = context.task_result
     assert result.started_at is not None
-    assert result.started_at == result.last_attempted_at
+    assert result.last_attempted_at is not None
+    assert result.started_at <= result.last_attempted_at
     return {
         "id": result.id,
         "attempt": context.attempt,
@@ -61,6 +62,7 @@ def boom(text: str = "boom") -> None:
 
 
 VALUES: dict[str, Any] = {
+    "fine": None,
     "nan": [1.5, float("nan")],
     "inf": {"x": {"y": float("inf")}},
     "decimal": {"total": Decimal("NaN")},
@@ -80,6 +82,12 @@ VALUES["endless"].append(VALUES["endless"])
 
 @task
 def give(what: str) -> Any:
+    return VALUES[what]
+
+
+@task
+def make_thing(name: str, what: str) -> Any:
+    Thing.objects.create(name=name)
     return VALUES[what]
 
 
