@@ -88,7 +88,9 @@ def whole_id(text: str, *, using: str) -> UUID:
     if (pk := _uuid(text)) is not None:
         return pk
     near = _beginning_with(text, using=using)
-    raise UsageError(f"{text!r} is no whole id; " + (f"these begin with it: {some(near, NEAR)}" if near else NONE_BEGINS))
+    raise UsageError(
+        f"{text!r} is no whole id; " + (f"these begin with it: {some(near, NEAR)}" if near else NONE_BEGINS)
+    )
 
 
 def begun_id(text: str, *, using: str) -> UUID:
