@@ -46,9 +46,8 @@ else:
         from django_tasks.exceptions import TaskResultDoesNotExist
         from django_tasks.signals import task_enqueued, task_finished, task_started
     except ImportError as error:
-        raise ImportError(
-            "Before Django 6.0 the tasks framework is a package: pip install 'django-outbox-jobs[tasks]'."
-        ) from error
+        hint = "Before Django 6.0 the tasks framework is a package: pip install 'django-outbox-jobs[tasks]'."
+        raise ImportError(hint) from error
 
 if TYPE_CHECKING:
     from django_jobs.models import JobExecution
@@ -137,6 +136,8 @@ class JobsBackend(BaseTaskBackend):
             hint = "Add 'django_jobs' to INSTALLED_APPS and run manage.py migrate."
             found.append(checks.Error(text, hint=hint, id="django_jobs.E006"))
         served = None if problems(raw_settings()) else get_settings().queues
+        # W005 tells of queues that jobs, and so tasks, are declared for.
+        told = {made.queue for made in registry.all_jobs()}
         for queue in sorted(self.queues, key=str):
             try:
                 options.queue(queue)
@@ -144,7 +145,7 @@ class JobsBackend(BaseTaskBackend):
                 text = f"{place}['QUEUES']: {error}"
                 found.append(checks.Error(text, hint="Give the queue another name.", id="django_jobs.E007"))
                 continue
-            if served is not None and queue not in served:
+            if served is not None and queue not in {*served, *told}:
                 text = f"The queue {queue!r} of {place} is not in DJANGO_JOBS['QUEUES']."
                 hint = f"Add it there, or run a process for it, manage.py runjobs --queues {queue}: its tasks wait."
                 found.append(checks.Warning(text, hint=hint, id="django_jobs.W010"))

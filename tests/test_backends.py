@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
 from django_jobs import InvalidPayload, backends, clock, conf, job, job_finished, registry, retention
 from django_jobs.backends import JobsBackend
+from django_jobs.checks import check_jobs
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
 from tests.acc.models import Thing
@@ -150,6 +153,15 @@ class TestEnqueue:
         assert result.enqueued_at == row.created_at
         assert (result.started_at, result.finished_at, result.last_attempted_at) == (None, None, None)
         assert_consistent()
+
+    def test_operators_push_it_as_any_job(self, tasks: Any) -> None:
+        with heard(task_enqueued) as told:
+            call_command(
+                "jobs", "push", f"{PATH}.see", payload='{"args": [1], "kwargs": {"two": 2}}', stdout=StringIO()
+            )
+        (result,) = [call["task_result"] for call in told]
+        assert (result.args, result.kwargs, result.task.queue_name) == ([1], {"two": 2}, "mail")
+        assert tasks.see.get_result(result.id) == result
 
     def test_a_rolled_back_transaction_drops_it(self, tasks: Any) -> None:
         with transaction.atomic():
@@ -624,12 +636,18 @@ class TestChecks:
     def test_a_sound_project_has_nothing_to_hear(self, tasks: Any) -> None:
         assert backend().check() == []
 
-    def test_queues_that_no_worker_serves_are_named(self, tasks: Any, settings: Any) -> None:
+    def test_queues_that_no_worker_serves_are_named_once(self, tasks: Any, settings: Any) -> None:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "QUEUES": ["default"]}
+        assert backend().check() == []
+        (message,) = check_jobs(None)
+        assert message.id == "django_jobs.W005"
+        assert f"'mail' is not in DJANGO_JOBS['QUEUES']; these jobs are pushed to it: {PATH}.see." in message.msg
+        # No task is declared for it, but one may be sent there by using(queue_name=…).
+        registry.unregister(f"{PATH}.see")
         (message,) = backend().check()
-        assert message.id == "django_jobs.W010"
+        assert (message.id, check_jobs(None)) == ("django_jobs.W010", [])
         assert message.msg == "The queue 'mail' of TASKS['default'] is not in DJANGO_JOBS['QUEUES']."
-        assert "runjobs --queues mail" in message.hint
+        assert "runjobs --queues mail" in (message.hint or "")
 
     def test_queues_that_no_row_can_have_are_named(self) -> None:
         found = JobsBackend("work", {"QUEUES": ["default", "no good", "x" * 101]}).check()

@@ -11,6 +11,7 @@ from django_jobs import JobContext, Retry, clock, transitions
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.acc import jobs
+from tests.portable.fixtures import finished, portable_tasks
 from tests.runtime.workers import a_worker, ended, jobs_of
 from tests.support import Ledger, assert_consistent, wait_for
 
@@ -128,3 +129,10 @@ def test_the_strict_order_of_priorities_is_the_one_of_the_push(ledger: Ledger) -
             ended(row)
     order = [priorities[int(entry.tag)] for entry in ledger.starts()]
     assert order == [100, "critical", "high", 7, 0, "normal", -7, "low", -100]
+    with portable_tasks() as tasks:
+        numbers = [0, -100, 100, 7, -7]
+        enqueued = [tasks.mark.using(priority=number).enqueue(number) for number in numbers]
+        with a_worker(concurrency=1):
+            for result in enqueued:
+                finished(result)
+        assert tasks.ran == sorted(numbers, reverse=True)

@@ -16,6 +16,8 @@ from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.acc.models import Thing
+from tests.portable import task_backends
+from tests.portable.fixtures import portable_tasks
 from tests.runtime.workers import a_worker, ended, jobs_of
 from tests.support import assert_consistent
 
@@ -50,6 +52,10 @@ def test_a_refused_payload_leaves_the_callers_transaction_usable(value: Any) -> 
         with pytest.raises(InvalidPayload, match=r"payload\.value"):
             taking.push(number=1, value=value)
         assert Thing.objects.count() == 1
+    with portable_tasks() as tasks, transaction.atomic():
+        with pytest.raises(InvalidPayload, match=r"payload\.kwargs\.value"):
+            tasks.echo.enqueue(number=1, value=value)
+        assert Thing.objects.count() == 1
     assert Thing.objects.count() == 1
     assert not JobExecution.objects.exists()
 
@@ -80,6 +86,12 @@ def test_what_a_handler_returns_logs_or_raises_ends_its_row_whatever_it_holds() 
         assert burst_row.status == Status.ERROR
         assert burst_row.error == "ValueError: 💥 \ufffd \ufffd NaN"
         assert ended(giving.push()).status == Status.OK
+    # A task's value is asked for later: one that cannot be stored is an error, and no row is left running for it.
+    with portable_tasks() as tasks, a_worker():
+        for what in ("nan", "inf", "decimal", "nul", "surrogate"):
+            row = ended(JobExecution.objects.get(pk=tasks.give.enqueue(what).id))
+            assert (row.status, row.result) == (Status.ERROR, None)
+            assert "returned what cannot be stored: result" in row.error
     assert_consistent()
 
 
@@ -112,6 +124,10 @@ def test_arguments_named_like_internals_arrive_in_the_handler() -> None:
         row = ended(echoing.using(key="K", priority="high").push(**given))
         assert (row.status, row.key, row.priority) == (Status.OK, "K", 50)
     assert got == [given]
+    with portable_tasks() as tasks, a_worker():
+        # By the backend: Task.enqueue() has a self of its own.
+        enqueued = task_backends["default"].enqueue(tasks.echo, [], given)
+        assert ended(JobExecution.objects.get(pk=enqueued.id)).result == given
 
 
 @pytest.mark.django_db(transaction=True)
