@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from django.apps import apps
 from django.db import models, router
-from django.db.models import Case, Exists, OuterRef, Q, When
+from django.db.models import Case, When
 
 from django_jobs.states import FINAL, LIVE, Status
 
@@ -66,15 +65,6 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
         """Running rows the table gives to this worker."""
         return self.running().filter(worker_id=worker_id)
 
-    def without_owner(self, dead: Iterable[UUID]) -> Self:
-        """Running rows whose worker is among `dead`, is not registered at all, or was never written."""
-        known = apps.get_model("django_jobs", "Worker")._default_manager.filter(pk=OuterRef("worker_id"))
-        return self.running().filter(Q(worker_id__isnull=True) | Q(worker_id__in=list(dead)) | ~Exists(known))
-
-    def stale(self, hinted_before: datetime) -> Self:
-        """Pending rows whose last hint is older than `hinted_before`."""
-        return self.pending().filter(hinted_at__lt=hinted_before)
-
     def with_key(self, organization_id: str | None, key: str) -> Self:
         """Rows pushed with this dedup key, live or not."""
         return self.filter(key_digest=key_digest(organization_id, key))
@@ -97,7 +87,3 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
     def fresh(self, now: datetime, lost_after: float) -> Self:
         """Workers that beat within `lost_after` seconds and did not stop."""
         return self.filter(stopped_at__isnull=True, heartbeat_at__gt=now - timedelta(seconds=lost_after))
-
-    def silent(self, now: datetime, lost_after: float) -> Self:
-        """Workers that did not beat within `lost_after` seconds, and those that said they stopped."""
-        return self.exclude(stopped_at__isnull=True, heartbeat_at__gt=now - timedelta(seconds=lost_after))

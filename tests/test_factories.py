@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_jobs.models import JobExecution
+from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.states import FINAL, Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
@@ -41,14 +41,13 @@ def test_a_running_row_has_a_live_worker_or_the_one_given() -> None:
     worker = WorkerFactory()
     assert JobExecutionFactory(running=True, worker=worker).worker_id == worker.pk
     assert JobExecutionFactory(running=True).worker_id != worker.pk
-    assert not JobExecution.objects.without_owner([]).exists()
+    owners = set(JobExecution.objects.running().values_list("worker_id", flat=True))
+    assert owners == set(Worker.objects.values_list("pk", flat=True))
 
 
-def test_dead_workers_are_silent_and_live_ones_are_fresh() -> None:
-    live, dead, stopped = WorkerFactory(), WorkerFactory(dead=True), WorkerFactory(stopped=True)
-    workers = type(live).objects
-    assert set(workers.fresh(live.heartbeat_at, 45)) == {live}
-    assert set(workers.silent(live.heartbeat_at, 45)) == {dead, stopped}
+def test_only_live_workers_are_fresh() -> None:
+    live, _dead, _stopped = WorkerFactory(), WorkerFactory(dead=True), WorkerFactory(stopped=True)
+    assert set(Worker.objects.fresh(live.heartbeat_at, 45)) == {live}
 
 
 def test_a_pause_is_a_time() -> None:

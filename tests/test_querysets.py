@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -70,26 +69,6 @@ def test_a_worker_has_the_running_rows_of_its_id(now: datetime) -> None:
     assert list(JobExecution.objects.of_worker(worker.pk)) == [row]
 
 
-def test_rows_without_an_owner_are_those_of_dead_unknown_and_missing_workers(now: datetime) -> None:
-    alive, dead = WorkerFactory(now=now), WorkerFactory(now=now, dead=True)
-    JobExecutionFactory(now=now, running=True, worker=alive)
-    JobExecutionFactory(now=now, ok=True, worker_id=uuid4())
-    lost = {
-        JobExecutionFactory(now=now, running=True, worker=dead).pk,
-        JobExecutionFactory(now=now, running=True, worker_id=uuid4()).pk,
-        JobExecutionFactory(now=now, running=True, worker_id=None).pk,
-    }
-    assert set(JobExecution.objects.without_owner([dead.pk]).values_list("pk", flat=True)) == lost
-    assert JobExecution.objects.without_owner([]).count() == 2
-
-
-def test_a_pending_row_is_stale_when_its_last_hint_is_old(now: datetime) -> None:
-    row = JobExecutionFactory(now=now, hinted_at=now - SECOND)
-    JobExecutionFactory(now=now, hinted_at=now)
-    JobExecutionFactory(now=now, scheduled=True, hinted_at=now - SECOND)
-    assert list(JobExecution.objects.stale(now)) == [row]
-
-
 def test_rows_of_a_key_are_found_live_or_not_and_no_others(now: datetime) -> None:
     rows = [
         JobExecutionFactory(now=now, key="K", organization_id="A", status=status) for status in (Status.PENDING, *FINAL)
@@ -132,16 +111,13 @@ def test_rows_are_deleted_where_they_are_written(now: datetime, settings: Any) -
     assert not JobExecution.objects.using("default").exists()
 
 
-def test_a_worker_is_either_fresh_or_silent(now: datetime) -> None:
+def test_a_worker_that_is_silent_or_has_stopped_is_not_fresh(now: datetime) -> None:
     fresh = {WorkerFactory(now=now).pk, WorkerFactory(now=now, heartbeat_at=now - 44 * SECOND).pk}
-    silent = {
-        WorkerFactory(now=now, heartbeat_at=now - 45 * SECOND).pk,
-        WorkerFactory(now=now, dead=True).pk,
-        WorkerFactory(now=now, stopped=True).pk,
-        WorkerFactory(now=now, dead=True, stopped=True).pk,
-    }
+    WorkerFactory(now=now, heartbeat_at=now - 45 * SECOND)
+    WorkerFactory(now=now, dead=True)
+    WorkerFactory(now=now, stopped=True)
+    WorkerFactory(now=now, dead=True, stopped=True)
     assert set(Worker.objects.fresh(now, 45).values_list("pk", flat=True)) == fresh
-    assert set(Worker.objects.silent(now, 45).values_list("pk", flat=True)) == silent
 
 
 # The digest of a key

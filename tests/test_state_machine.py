@@ -11,6 +11,7 @@ from uuid import UUID
 import hypothesis
 import pytest
 from django.db import IntegrityError, connections, transaction
+from django.db.models import Q
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -377,7 +378,8 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     @rule(lane=index)
     def rescue(self, lane: int) -> None:
-        silent = set(Worker.objects.silent(self.now, LOST_AFTER).values_list("pk", flat=True))
+        fresh = Worker.objects.fresh(self.now, LOST_AFTER).values("pk")
+        silent = set(Worker.objects.exclude(pk__in=fresh).values_list("pk", flat=True))
         lost = {
             pk
             for pk, row in self.table.items()
@@ -388,7 +390,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             for pk in lost
             if self.table[pk]["attempt"] < self.table[pk]["max_attempts"] and self.table[pk]["rescues"] < 2
         }
-        orphans = JobExecution.objects.without_owner(silent)
+        orphans = JobExecution.objects.running().filter(Q(worker_id__in=silent) | Q(worker_id__isnull=True))
         assert set(self.lanes[lane].do(lambda: transitions.rescue(orphans, now=self.now, describe=describe))) == may_run
         self.moved(may_run, "rescue")
         buried = lost - may_run
