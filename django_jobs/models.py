@@ -240,6 +240,7 @@ class Worker(models.Model):
     pid = models.PositiveIntegerField(_("process id"))
     version = models.CharField(_("version"), max_length=64, blank=True, default="")
     roles = StrictJSONField(_("roles"), default=list)
+    # See served.Served.
     queues = StrictJSONField(_("queues"), null=True)
     names = StrictJSONField(_("jobs it knows"), default=list)
     slots = models.PositiveIntegerField(_("slots"), default=0)

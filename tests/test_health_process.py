@@ -215,6 +215,13 @@ class TestCheck:
         self.live(["worker"], None)
         assert self.check(queues=["mail", "slow"]) == ""
 
+    def test_a_queue_that_a_worker_leaves_out_must_be_served_by_another(self) -> None:
+        self.live(["worker"], ["-mail", "-slow"])
+        assert self.check(queues=["mail", "new"]) == "There is no live worker that serves the queue mail."
+        self.live(["worker"], ["-slow"])
+        assert self.check(queues=["mail", "new"]) == ""
+        assert self.check(queues=["slow"]) != ""
+
     def test_what_is_excluded_is_not_asked_for(self) -> None:
         """The command line of a worker, with --check behind it, asks for that worker."""
         self.live(["worker"], ["mail"])

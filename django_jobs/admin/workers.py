@@ -18,6 +18,7 @@ from django_jobs.admin.formatting import ago
 from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker, jobs_alias
 from django_jobs.reading.words import EMPTY, moment, short_duration
+from django_jobs.served import Served
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -80,7 +81,10 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("queues"))
     def queue_list(self, obj: Worker) -> str:
-        return _("any") if obj.queues is None else joined(obj.queues)
+        served = Served.from_row(obj.queues)
+        if not served.is_any_but:
+            return joined(obj.queues)
+        return _("any but %(queues)s") % {"queues": joined(sorted(served.names))} if served.names else _("any")
 
     @admin.display(description=gettext_lazy("jobs it knows"))
     def name_list(self, obj: Worker) -> str:

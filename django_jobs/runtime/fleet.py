@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker
+from django_jobs.served import Served
 
 # How long nobody must have listed a name: a deploy replaces the workers one after the other.
 UNLISTED_FOR = timedelta(minutes=1)
@@ -23,8 +24,8 @@ class View:
     listed: frozenset[str]
     # Names that a worker, live or not any more, listed within the last minute.
     listed_lately: frozenset[str]
-    # Queues served by a worker that has been there for a minute; None is any queue.
-    settled_queues: frozenset[str] | None
+    # Queues served by a worker that has been there for a minute.
+    settled_queues: Served
 
 
 class Fleet:
@@ -47,9 +48,8 @@ class Fleet:
         fields = ("roles", "names", "queues", "started_at", "heartbeat_at", "stopped_at")
         listed: set[str] = set()
         lately: set[str] = set()
-        queues: set[str] = set()
-        any_queue = False
-        for roles, names, served, started_at, heartbeat_at, stopped_at in recent.values_list(*fields)[:LIMIT]:
+        settled = Served()
+        for roles, names, queues, started_at, heartbeat_at, stopped_at in recent.values_list(*fields)[:LIMIT]:
             if WORKER_ROLE not in roles:
                 continue
             lately.update(names)
@@ -57,10 +57,9 @@ class Fleet:
                 continue
             listed.update(names)
             if started_at <= now - UNLISTED_FOR:
-                any_queue |= served is None
-                queues.update(served or ())
+                settled |= Served.from_row(queues)
         return View(
             listed=frozenset(listed),
             listed_lately=frozenset(lately),
-            settled_queues=None if any_queue else frozenset(queues),
+            settled_queues=settled,
         )

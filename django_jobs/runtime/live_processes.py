@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import reduce
+from operator import or_
 
 from django_jobs import clock
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias
 from django_jobs.runtime.fleet import WORKER_ROLE
 from django_jobs.runtime.startup import ask_database, check_tables
+from django_jobs.served import Served
 
 # A probe has little time, and comes again.
 PATIENCE = 3.0
@@ -25,15 +28,12 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
     if not live:
         return ["process of any role"]
     found = [f"process with the role {role}" for role in roles if not any(role in own for own, _ in live)]
-    served = [names for own, names in live if WORKER_ROLE in own]
-    if None not in served:
-        known = {name for names in served for name in names or ()}
-        found += [f"worker that serves the queue {name}" for name in queues if name not in known]
-    return found
+    served = reduce(or_, (each for own, each in live if WORKER_ROLE in own), Served())
+    return found + [f"worker that serves the queue {name}" for name in queues if name not in served]
 
 
-def _live(using: str) -> list[tuple[list[str], list[str] | None]]:
+def _live(using: str) -> list[tuple[list[str], Served]]:
     """Return the roles and queues of each live process."""
     check_tables(using)
     fresh = Worker.objects.using(using).fresh(clock.now(using), get_settings().worker_lost_after)
-    return list(fresh.values_list("roles", "queues")[:LIMIT])
+    return [(roles, Served.from_row(queues)) for roles, queues in fresh.values_list("roles", "queues")[:LIMIT]]

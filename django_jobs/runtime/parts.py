@@ -19,6 +19,7 @@ from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.sweep import Sweep
 from django_jobs.runtime.trim import Trim
 from django_jobs.runtime.worker import Worker
+from django_jobs.served import Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Parts:
         is_worker = "worker" in roles
         liveness = Liveness(
             roles=list(roles),
-            queues=None if queues is None else list(queues),
+            queues=Served.of(options.queues, options.exclude).to_row(),
             names=sorted(registry.names()),
             slots=options.concurrency if is_worker else 0,
             using=using,

@@ -138,8 +138,8 @@ class Stage(Pauses):
         # What this process can run is not in question; mostly nothing is left, and no worker is asked for.
         names = set(distinct(JobExecution.objects.using(self._using).all(), "job_name")) - registry.names()
         done = True
-        if names and (view := self._fleet.look(now)).settled_queues != frozenset():
-            served = Q() if view.settled_queues is None else Q(queue__in=view.settled_queues)
+        if names and (view := self._fleet.look(now)).settled_queues:
+            served = view.settled_queues.condition()
             unlisted = names - view.listed_lately
             done = not unlisted or self._park(unlisted, served, Parked.UNKNOWN, now)
         self._names_at = now if done else None

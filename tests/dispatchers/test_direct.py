@@ -21,6 +21,7 @@ from django_jobs.execution.backlog import Backlog, Entry
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.runtime.fleet import Fleet
+from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.acc.jobs import mark, slow, slow_retry
 from tests.dispatchers.contract import DispatcherContract
@@ -441,7 +442,7 @@ def test_a_process_in_direct_mode_counts_for_no_worker(settings: Settings) -> No
     now = clock.now("default")
     WorkerFactory(roles=["direct"], queues=[], names=["acc.mark", "acc.only_here"], now=now)
     view = Fleet(using="default").look(now)
-    assert (view.listed, view.listed_lately, view.settled_queues) == (frozenset(), frozenset(), frozenset())
+    assert (view.listed, view.listed_lately, view.settled_queues) == (frozenset(), frozenset(), Served())
     assert any("No worker has been seen" in line for line in outages())
 
 

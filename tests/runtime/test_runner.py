@@ -454,6 +454,7 @@ class TestOnce:
         paused, elsewhere = jobs.mark.push(), jobs.slow.using(queue="mail").push()
         JobStateFactory(paused=True)
         assert once(exclude=["mail"]) == DONE
+        assert Worker.objects.get().queues == ["-mail"]
         assert statuses() == {paused.pk: Status.SCHEDULED, elsewhere.pk: Status.PENDING}
 
     def test_without_the_worker_role_nothing_runs(self) -> None:

@@ -245,6 +245,7 @@ def test_a_parked_name_comes_back_when_a_worker_lists_it(now: datetime, monkeypa
     "worker",
     [
         pytest.param({"queues": ["mail"]}, id="no worker serves the queue"),
+        pytest.param({"queues": ["-default"]}, id="the worker leaves out the queue"),
         pytest.param({"roles": ["scheduler"]}, id="the process is no worker"),
         pytest.param({"dead": True}, id="the worker is dead"),
         pytest.param({"stopped": True}, id="the worker stopped"),
