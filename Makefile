@@ -35,8 +35,9 @@ demo: $(VENV)/.stamp-demo ## a shop with web and jobs on SQLite, at an address a
 test: $(VENV)/.stamp-test ## the fast cases on every engine; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
 
+# Nothing here waits long: to arm the timer of faulthandler before each case is work without use.
 test-fast: $(VENV)/.stamp-test ## SQLite, no processes, no case of a good part of a second: for the loop of work
-	@ENGINE=sqlite $(BIN)/python -m pytest -q -n 2 -m 'not slow and not subprocess and not medium' $(ARGS)
+	@ENGINE=sqlite $(BIN)/python -m pytest -q -n 2 -o faulthandler_timeout=0 -m 'not slow and not subprocess and not medium' $(ARGS)
 
 test-slow: $(VENV)/.stamp-test ## the cases that wait; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))

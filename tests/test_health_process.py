@@ -145,6 +145,7 @@ def test_no_secret_is_in_what_a_process_says_of_itself(runjobs: Start) -> None:
     assert "s3cret" not in str(list(Worker.objects.values()))
 
 
+@pytest.mark.medium
 def test_the_port_answers_while_the_database_is_waited_for_no_longer_than_the_time_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,8 @@ from django_jobs.states import Status
 from tests.factories import WorkerFactory
 from tests.verbs import claim
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("table")]
+# Medium for the table, which each process of a run fills for itself.
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("table"), pytest.mark.medium]
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 # Finished and future rows make up nearly all of the table, as after a month of work. PostgreSQL weighs costs finely and

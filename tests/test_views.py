@@ -333,6 +333,7 @@ class TestWhatItDoes:
         assert response.status_code == 503
         assert "boom" not in response.content.decode()
 
+    @pytest.mark.medium
     def test_a_call_that_does_not_come_to_its_end_is_answered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         release = threading.Event()
 

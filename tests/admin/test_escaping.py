@@ -94,6 +94,7 @@ def test_no_page_of_executions_lets_markup_through(admin: Admin, hostile: Any, a
         assert attack in "".join([shown.text, *(str(v) for _t, a in shown.tags for v in a.values())])
 
 
+@pytest.mark.medium
 def test_a_job_name_with_markup_stays_text(admin: Admin, attack: str) -> None:
     row = JobExecutionFactory(failed=True, job_name=attack)
 

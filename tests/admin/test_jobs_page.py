@@ -199,6 +199,7 @@ def test_one_bounded_statement_counts_for_the_whole_page(admin: Admin) -> None:
     assert len(statements(admin)) == len(few) < 12
 
 
+@pytest.mark.medium
 def test_many_jobs_are_shown_page_by_page(admin: Admin) -> None:
     for number in range(PER_PAGE):
         job(name=f"shop.more{number:02}")(lambda: None)

@@ -233,6 +233,7 @@ def test_a_job_that_is_renamed_while_old_code_runs_is_fired_under_one_name() -> 
     assert ticks("acc.new") == [minute(2), minute(3), minute(4)]
 
 
+@pytest.mark.medium
 def test_what_a_removed_job_left_is_parked_with_its_reason_and_can_be_removed(client: Any, admin_user: Any) -> None:
     """The queued row of a cron job that was removed in code fails for ever.
 

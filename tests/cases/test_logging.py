@@ -107,6 +107,7 @@ def test_each_row_holds_only_its_own_lines() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.medium
 def test_an_async_handler_queries_logs_and_pushes() -> None:
     """State is written where an event loop runs: Django refuses, and the row never moves.
 

@@ -143,6 +143,7 @@ class DispatcherContract:
         finally:
             subscription.close()
 
+    @pytest.mark.medium
     def test_a_worker_whose_callback_raises_keeps_no_other_one_asleep(self, dispatcher: Dispatcher) -> None:
         def broken() -> None:
             raise RuntimeError("a worker in pieces")

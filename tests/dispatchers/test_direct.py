@@ -170,6 +170,7 @@ def test_what_is_paused_is_left_alone(mode: Callable[..., DirectDispatcher]) -> 
             assert row.status == Status.PENDING
 
 
+@pytest.mark.medium
 def test_pauses_are_read_once_a_second(mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch) -> None:
     mode()
     reads: list[str] = []
@@ -222,6 +223,7 @@ def test_rows_that_others_took_or_ended_are_forgotten(mode: Callable[..., Direct
     assert JobExecution.objects.filter(pk__in=gone, worker_id=runner._liveness.worker_id).count() == 0
 
 
+@pytest.mark.medium
 def test_a_row_that_another_transaction_holds_runs_when_that_has_ended(mode: Callable[..., DirectDispatcher]) -> None:
     dispatcher = mode()
 
@@ -257,6 +259,7 @@ def ended_elsewhere(job: Any) -> str:
     return status
 
 
+@pytest.mark.medium
 def test_after_an_outage_of_the_database_it_runs_what_it_was_told(
     mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:

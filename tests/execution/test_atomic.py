@@ -184,6 +184,7 @@ def test_a_commit_that_did_not_happen_is_a_failure_with_another_try(monkeypatch:
     assert names() == []
 
 
+@pytest.mark.medium
 def test_a_commit_is_settled_when_the_database_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
@@ -201,6 +202,7 @@ def test_a_commit_is_settled_when_the_database_is_back(monkeypatch: pytest.Monke
     assert len(looks) == 3
 
 
+@pytest.mark.medium
 def test_a_commit_that_nobody_can_settle_is_left_to_the_fence(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

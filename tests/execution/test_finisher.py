@@ -144,6 +144,7 @@ def test_a_lone_row_that_cannot_be_stored_at_all_ends_with_a_fixed_text(monkeypa
     assert (stored.status, stored.error) == (Status.ERROR, UNSTORABLE)
 
 
+@pytest.mark.medium
 def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = ended_run(), []
     original = transitions.finish
@@ -161,6 +162,7 @@ def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.M
     assert len(calls) == 3
 
 
+@pytest.mark.medium
 def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is read-only after a failover refuses every row; none of them is the reason."""
     runs, calls = [ended_run(), ended_run(failure())], []

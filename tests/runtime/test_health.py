@@ -213,6 +213,7 @@ class TestPort:
         assert b"s3cret" not in answer
         assert self.ask(server, "/healthz")[0] == 200
 
+    @pytest.mark.medium
     def test_a_client_that_dribbles_is_cut_off(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(health_port, "LIFETIME", 0.2)
         with self.connect(server) as client:
@@ -273,6 +274,7 @@ class TestPort:
 
 
 class TestFile:
+    @pytest.mark.medium
     def test_it_is_fresh_while_all_is_alive_and_gone_afterwards(self, tmp_path: Path, settings: Any) -> None:
         settings.DJANGO_JOBS = {"HEARTBEAT_INTERVAL": 0.02}
         path, said = tmp_path / "beat", Said()

@@ -550,6 +550,7 @@ class TestRun:
         assert in_thread(runner.run) == DONE
         assert statuses() == {row.pk: Status.OK}
 
+    @pytest.mark.medium
     def test_no_beat_comes_after_the_goodbye(self) -> None:
         runner = Runner(Options.of(max_time=0.2))
         assert in_thread(runner.run) == DONE

@@ -252,6 +252,7 @@ def test_a_cancel_reaches_the_running_handler(monkeypatch: pytest.MonkeyPatch) -
         assert ended(row).status == Status.CANCELLED
 
 
+@pytest.mark.medium
 def test_a_timeout_is_an_ordinary_failure() -> None:
     def stall(ctx: JobContext) -> None:
         ctx.signal.wait(20)
