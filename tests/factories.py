@@ -14,6 +14,7 @@ from django_jobs.models import JobExecution, JobState, QueueState, Worker, jobs_
 from django_jobs.querysets import key_digest
 from django_jobs.states import FINAL, LIVE, Status
 
+# Of executions.
 TRAITS = ("pending", "scheduled", "parked", "running", "ok", "failed", "cancelled")
 
 
@@ -90,7 +91,7 @@ class JobExecutionFactory(DjangoModelFactory[JobExecution]):
 
     @classmethod
     def _generate(cls, strategy: Any, params: dict[str, Any]) -> Any:
-        # Each trait that nobody names costs an error inside factory_boy, whose message is a good part of the whole time.
+        # A trait that nobody names costs an error inside factory_boy, whose message takes longer than the row.
         return super()._generate(strategy, dict.fromkeys(TRAITS, False) | params)
 
     id = factory.LazyFunction(uuid7)
