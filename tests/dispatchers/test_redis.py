@@ -124,6 +124,35 @@ def test_what_a_worker_was_given_when_it_had_filled_up_goes_to_another(
     assert filled.calls == 0
 
 
+@pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:queues"])
+def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_push_and_told_once(
+    dispatcher: RedisDispatcher, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    """Fault: a SET there kept all hints from coming, for ever."""
+    for _ in range(2):
+        with redis_server.client() as client:
+            client.set(key, "not ours")
+        RedisDispatcher._here(dispatcher).upkeep = upkeep.Upkeep()
+        id_ = uuid7()
+        dispatcher.hint("mail", [id_])
+        assert str(id_) in left_of(redis_server)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"The key {key} of django_jobs on Redis was a string that somebody else wrote")
+
+
+@pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:queues"])
+def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_worker(
+    dispatcher: RedisDispatcher, redis_server: RedisServer, key: str
+) -> None:
+    taker = Taker(dispatcher, queues=None if key.endswith("queues") else ["mail"])
+    with redis_server.client() as client:
+        client.set(key, "not ours")
+        wait_for(lambda: not client.exists(key), 5, "it is gone")
+    assert taker._subscription.problem() is None
+    dispatcher.hint("mail", [uuid7()])
+    wait_for(lambda: taker.calls, 5, "it is woken")
+
+
 def test_a_hint_that_comes_twice_is_kept_once_and_the_urgent_come_first(
     dispatcher: RedisDispatcher, redis_server: RedisServer
 ) -> None:

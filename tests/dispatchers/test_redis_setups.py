@@ -24,7 +24,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.subprocess
 
 # What the docs say a user needs to be allowed.
-COMMANDS = ("ping", "zadd", "zremrangebyrank", "expire", "sadd", "smembers", "bzmpop", "publish", "subscribe")
+COMMANDS = (
+    "ping",
+    "zadd",
+    "zremrangebyrank",
+    "expire",
+    "sadd",
+    "smembers",
+    "bzmpop",
+    "publish",
+    "subscribe",
+    "type",
+    "del",
+)
 
 
 @contextlib.contextmanager
@@ -53,6 +65,20 @@ def test_a_user_with_the_rights_that_the_docs_name_has_all_it_needs_through_a_so
         refused: Any = client.execute_command("ACL", "LOG")
     # The client introduces itself, which it may not, and goes on.
     assert {entry["object"] for entry in refused} <= {"client|setinfo", "client|setname"}
+
+
+def test_a_user_who_may_not_put_right_what_somebody_else_wrote_is_told(
+    own_valkey: RedisServer, settings: Settings
+) -> None:
+    with own_valkey.client() as client:
+        rights = ["~*", "&*", *(f"+{command}" for command in COMMANDS if command not in {"type", "del"})]
+        client.execute_command("ACL", "SETUSER", "anna", "on", ">s3cret", *rights)
+        client.set(":1:{django_jobs}:queue:mail", "not ours")
+    use_cache(settings, own_valkey.url.replace("redis://", "redis://anna:s3cret@"))
+    project = Project()
+    with pytest.raises(Unavailable, match="let this user run TYPE and DEL"):
+        project.dispatcher.hint("mail", [uuid7()])
+    project.dispatcher.close()
 
 
 @pytest.mark.slow

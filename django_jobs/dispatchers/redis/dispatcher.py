@@ -50,6 +50,9 @@ class RedisDispatcher(Dispatcher):
         members = {str(id_): at for id_ in ids[:MOST]}
 
         def send(process: _Process) -> None:
+            self._keys.ask(process.client, [key, self._keys.queues], lambda: add(process))
+
+        def add(process: _Process) -> None:
             if not process.upkeep.is_due(queue, len(members)):
                 process.client.zadd(key, members)
                 return

@@ -88,13 +88,15 @@ class Hints(Session):
         return PAUSE * (1 << min(self._fruitless, 3))
 
     def _pop(self, keys: list[str], *, seconds: float, count: int) -> tuple[str, list[Any]]:
-        answer = self._client.execute_command("BZMPOP", seconds, len(keys), *keys, "MIN", "COUNT", count)
+        command = ("BZMPOP", seconds, len(keys), *keys, "MIN", "COUNT", count)
+        answer = self._keys.ask(self._client, keys, lambda: self._client.execute_command(*command))
         return ("", []) if answer is None else (answer[0], answer[1])
 
     def _find_queues(self) -> None:
         self._served_at = time.monotonic()
         names = self._named
         if names is None:
-            hinted = self._client.smembers(self._keys.queues)
+            key = self._keys.queues
+            hinted = self._keys.ask(self._client, [key], lambda: self._client.smembers(key))
             names = frozenset(job.queue for job in registry.all_jobs()) | {name.decode() for name in hinted}
         self._served = [self._keys.queue(name) for name in sorted(names - self._exclude)]

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import redis
+from redis.exceptions import NoPermissionError, ResponseError
 
 from django_jobs.dispatchers.redis.server import Server
+
+logger = logging.getLogger("django_jobs")
+
+T = TypeVar("T")
 
 # A day without a hint, and nothing is left of a queue.
 LIFETIME = 86400
@@ -29,10 +39,43 @@ class Keys:
         self.channel = server.key("look")
         # Where there never is anything.
         self.nothing = server.key("nothing")
+        # Keys of which it was logged that somebody else wrote to them.
+        self._told: set[str] = set()
 
     def queue(self, name: str) -> str:
         """The sorted set of ids that wait in a queue."""
         return self._server.key(f"queue:{name}")
+
+    def ask(self, client: redis.Redis, names: Iterable[str], do: Callable[[], T]) -> T:
+        """Return what `do` returns; if it stumbles over what somebody else wrote to these keys, that is deleted first.
+
+        The keys are ours, and left alone that would keep all hints from coming, for ever.
+        """
+        try:
+            return do()
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            try:
+                self._clear(client, names)
+            except NoPermissionError:
+                raise error from None
+        return do()
+
+    def _clear(self, client: redis.Redis, names: Iterable[str]) -> None:
+        for name in names:
+            kind: bytes = client.type(name)  # type: ignore[assignment]  # It is synchronous.
+            if kind in {b"none", b"set" if name == self.queues else b"zset"}:
+                continue
+            client.delete(name)
+            if name not in self._told:
+                self._told.add(name)
+                logger.warning(
+                    "The key %s of django_jobs on Redis was a %s that somebody else wrote, and was deleted. Give who "
+                    "writes there another KEY_PREFIX or database.",
+                    name,
+                    kind.decode(),
+                )
 
 
 def score(priority: int) -> int:

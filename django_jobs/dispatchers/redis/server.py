@@ -94,6 +94,8 @@ class Server:
         text = one_line(error)
         if isinstance(error, ResponseError) and "unknown command" in text.lower():
             return "it is too old, it does not know BZMPOP; use Redis 7, Valkey, or newer"
+        if isinstance(error, ResponseError) and "WRONGTYPE" in text:
+            return "somebody else wrote to a key of django_jobs there; let this user run TYPE and DEL, or delete it"
         if isinstance(error, MasterNotFoundError):
             # Which sentinels were asked, and what came of it, is a text of its own.
             text = text.partition(" : ")[0]
