@@ -19,8 +19,7 @@ elif "mysql" in DATABASES["default"]["ENGINE"]:
     import pymysql
 
     pymysql.install_as_MySQLdb()
-DJANGO_JOBS: dict[str, Any] = {}
+DJANGO_JOBS: dict[str, Any] = {"DISPATCHER": os.environ.get("BENCHMARK_DISPATCHER", "database")}
 if _redis_url := os.environ.get("BENCHMARK_REDIS_URL"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": _redis_url}}
-    DJANGO_JOBS["DISPATCHER"] = "redis"
 LOGGING = {"version": 1, "loggers": {"django_jobs": {"level": "WARNING"}}}

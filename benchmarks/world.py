@@ -22,6 +22,7 @@ def world(engine: str, mode: str) -> Iterator[str]:
     """Set up Django on an empty database, with the dispatcher of that name; yield what it runs on."""
     with contextlib.ExitStack() as stack:
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+        os.environ["BENCHMARK_DISPATCHER"] = mode
         os.environ["DATABASE_URL"] = stack.enter_context(_database(engine))
         versions = []
         if mode == "redis":
@@ -68,14 +69,21 @@ def _database(engine: str) -> Iterator[str]:
                 cursor.execute(f"DROP DATABASE {name}")
 
 
+def runjobs(
+    *options: str, workers: int = 1, **environment: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """See python(); runs runjobs with these options."""
+    return python("django", "runjobs", *options, workers=workers, **environment)
+
+
 @contextlib.contextmanager
-def runjobs(*options: str, workers: int = 1, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process with these options; it, or so many children of it, have registered when the block begins."""
+def python(*command: str, workers: int = 1, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module as a process; it, or so many children of it, have registered when the block begins."""
     from django_jobs.models import Worker
 
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "django", "runjobs", *options],
+            [sys.executable, "-m", *command],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdin=subprocess.DEVNULL,
@@ -86,7 +94,7 @@ def runjobs(*options: str, workers: int = 1, **environment: str) -> Iterator[sub
             while Worker.objects.filter(stopped_at=None).count() < workers:
                 if process.poll() is not None:
                     output.seek(0)
-                    raise SystemExit(f"runjobs ended with {process.returncode}:\n{output.read().decode()}")
+                    raise SystemExit(f"{command[0]} ended with {process.returncode}:\n{output.read().decode()}")
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
