@@ -17,7 +17,7 @@ def jobs() -> list[Job[...]]:
 
 def names(of: Iterable[Job[...]] | None = None) -> frozenset[str]:
     """Return all names of these jobs, aliases included; without any given, of all jobs with `concurrency=`."""
-    return frozenset(name for job in (jobs() if of is None else of) for name in job.names)
+    return registry.limited_names() if of is None else frozenset(name for job in of for name in job.names)
 
 
 def running(job: Job[...], *, using: str) -> ExecutionQuerySet:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import inspect
 import threading
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig, apps
@@ -15,7 +16,7 @@ from django.utils.module_loading import module_has_submodule
 from django_jobs.exceptions import DefinitionError, UnknownJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from django_jobs.definition import Job
@@ -25,6 +26,7 @@ _jobs: dict[str, Job[...]] = {}
 _names: dict[str, Job[...]] = {}
 # The same names in one case: MySQL compares without case, so two names must differ in more than that.
 _folded: dict[str, str] = {}
+_answers: dict[Any, frozenset[str]] = {}
 _lock = threading.RLock()
 
 
@@ -49,6 +51,7 @@ def register(job: Job[...]) -> None:
         for name in job.names:
             _names[name] = job
             _folded[name.casefold()] = name
+        _answers.clear()
 
 
 def unregister(name: str) -> None:
@@ -57,6 +60,7 @@ def unregister(name: str) -> None:
         job = _jobs.pop(name, None)
         for known in job.names if job else ():
             del _names[known], _folded[known.casefold()]
+        _answers.clear()
 
 
 def get(name: str) -> Job[...]:
@@ -79,9 +83,37 @@ def all_jobs() -> list[Job[...]]:
     return [_jobs[name] for name in sorted(_jobs)]
 
 
+def _remembered(ask: Callable[[], frozenset[str]]) -> Callable[[], frozenset[str]]:
+    """Keep an answer until a job comes or goes: every claim asks."""
+
+    @wraps(ask)
+    def answer() -> frozenset[str]:
+        known = _answers.get(ask)
+        if known is None:
+            # Inside the lock, so that no answer from before a change is kept after it.
+            with _lock:
+                known = _answers[ask] = ask()
+        return known
+
+    return answer
+
+
+@_remembered
 def names() -> frozenset[str]:
     """Return every name that a row of a known job can carry, aliases included."""
     return frozenset(_names)
+
+
+@_remembered
+def limited_names() -> frozenset[str]:
+    """Return those names that belong to jobs with `concurrency=`."""
+    return frozenset(name for job in _jobs.values() if job.concurrency is not None for name in job.names)
+
+
+@_remembered
+def queues() -> frozenset[str]:
+    """Return every queue that a job declares."""
+    return frozenset(job.queue for job in _jobs.values())
 
 
 @contextlib.contextmanager
@@ -93,6 +125,7 @@ def isolated(*, empty: bool = False) -> Iterator[None]:
         if empty:
             for table in tables:
                 table.clear()
+            _answers.clear()
     try:
         yield
     finally:
@@ -100,6 +133,7 @@ def isolated(*, empty: bool = False) -> Iterator[None]:
             for table, content in zip(tables, saved, strict=True):
                 table.clear()
                 table.update(content)
+            _answers.clear()
 
 
 def autodiscover(name: str = "jobs") -> list[ModuleType]:

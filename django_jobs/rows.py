@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeFi
 from django_jobs.models import JobExecution, Worker
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from uuid import UUID
 
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -51,24 +51,37 @@ _OF_A_RUN = {
 CLAIMED: Fields = tuple(field for field in READ if field.attname in _OF_A_RUN)
 
 
-_columns: dict[tuple[str, int, str], str] = {}
+_columns: dict[tuple[str, int], str] = {}
 
 
-def columns(connection: BaseDatabaseWrapper, fields: Fields, prefix: str = "") -> str:
+def columns(connection: BaseDatabaseWrapper, fields: Fields) -> str:
     """Return fields as a SQL list of columns, each quoted."""
     # By count: there are two sets of fields, and hashing one costs more than joining it.
-    known = (connection.vendor, len(fields), prefix)
+    known = (connection.vendor, len(fields))
     if known not in _columns:
-        _columns[known] = ", ".join(prefix + connection.ops.quote_name(field.column) for field in fields)
+        _columns[known] = ", ".join(_column(field, connection) for field in fields)
     return _columns[known]
+
+
+def _column(field: Any, connection: BaseDatabaseWrapper) -> str:
+    name = connection.ops.quote_name(field.column)
+    # The text of an instant, through Django's loader, costs as much as ten other columns.
+    return f"date_part('epoch', {name})" if _comes_as_seconds(field, connection) else name
+
+
+def _comes_as_seconds(field: Any, connection: BaseDatabaseWrapper) -> bool:
+    return connection.vendor == "postgresql" and isinstance(field, UTCDateTimeField)
+
+
+def _from_seconds(value: float | None, *_: Any) -> datetime | None:
+    # To the microsecond: until the year 2106 a float holds half of one.
+    return None if value is None else datetime.fromtimestamp(value, UTC)
 
 
 @lru_cache(maxsize=32)
 def _plan(alias: str, use_tz: bool, fields: Fields) -> tuple[list[str], list[tuple[int, list[Callable[..., Any]]]]]:
     """Return under which names the columns are kept, and which positions need which converters."""
     connection = connections[alias]
-    # psycopg hands out aware datetimes under USE_TZ already.
-    ready: tuple[type, ...] = (UTCDateTimeField,) if connection.vendor == "postgresql" and use_tz else ()
     names, converters = [], []
     for position, field in enumerate(fields):
         if isinstance(field, StrictJSONField):
@@ -77,7 +90,9 @@ def _plan(alias: str, use_tz: bool, fields: Fields) -> tuple[list[str], list[tup
             continue
         names.append(field.attname)
         steps = connection.ops.get_db_converters(Col(TABLE, field)) + field.get_db_converters(connection)
-        if steps and not isinstance(field, ready):
+        if _comes_as_seconds(field, connection):
+            steps = [_from_seconds]
+        if steps:
             converters.append((position, steps))
     return names, converters
 

@@ -195,7 +195,7 @@ def goes_by(plan: Plan, index: str, *, sorts: bool = False) -> None:
     assert sorts or not plan.sorts, plan
 
 
-CLAIM_BEGINS = {"sqlite": "UPDATE", "postgresql": "WITH", "mysql": "SELECT"}
+CLAIM_BEGINS = {"sqlite": "UPDATE", "postgresql": "UPDATE", "mysql": "SELECT"}
 
 
 def claim_plan(**changes: Any) -> Plan:
@@ -340,7 +340,8 @@ def _pages_read() -> int:
         plan = cursor.fetchone()[0]
         transaction.set_rollback(True)
     plan = (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]
-    (best,) = [child for child in plan["Plans"] if child.get("Subplan Name") == "CTE best"]
+    # Two parts come before the rows are updated: whether the worker beats, and this one.
+    (best,) = [child for child in plan["Plans"] if child["Node Type"] == "Limit"]
     return int(best["Shared Hit Blocks"] + best["Shared Read Blocks"])
 
 

@@ -61,12 +61,12 @@ def faults(statement: str) -> list[str]:
 
 @contextmanager
 def updates() -> Iterator[list[str]]:
-    """Collect the UPDATE statements of executions, those inside a WITH too."""
+    """Collect the UPDATE statements of executions, in their order."""
     seen: list[str] = []
 
     def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         if re.search(rf"UPDATE \W?{JobExecution._meta.db_table}\W", sql):
-            seen.append(sql[sql.index("UPDATE ") :] if sql.startswith("WITH") else sql)
+            seen.append(sql)
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(wrapper):

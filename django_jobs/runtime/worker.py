@@ -142,7 +142,7 @@ class Worker:
 
     def claim(self, limit: int, now: datetime | None = None) -> list[JobExecution]:
         """Take up to `limit` rows, best first over all queues this worker serves."""
-        known = registry.names() - set(self._pauses.jobs())
+        known = registry.names().difference(self._pauses.jobs())
         queues = self.served_queues()
         if not known or not queues:
             return []
@@ -196,11 +196,9 @@ class Worker:
     def served_queues(self) -> list[str]:
         """Return the queues to claim from now: those named, or any that a job declares or that holds pending rows."""
         queues = (
-            {job.queue for job in registry.all_jobs()} | set(self._pauses.seen_queues())
-            if self._queues is None
-            else set(self._queues)
+            registry.queues().union(self._pauses.seen_queues()) if self._queues is None else frozenset(self._queues)
         )
-        return sorted(queues - self._exclude - set(self._pauses.queues()))
+        return sorted(queues.difference(self._exclude, self._pauses.queues()))
 
     def serves(self) -> Q:
         """Return the condition on rows that this worker would claim from their queue now, seen before or not."""
