@@ -389,6 +389,7 @@ class TestRun:
         assert result.status == FAILED
         assert result.errors[0].exception_class is TypeError
 
+    @pytest.mark.medium
     @pytest.mark.parametrize("name", ["give", "give_later"])
     @pytest.mark.parametrize(
         ("what", "reason"),
@@ -462,6 +463,7 @@ class TestRun:
         by = [("task", 100), ("job", 99), ("job", "high"), ("task", 7), ("task", 0), ("job", -7), ("job", "low")]
         assert [tuple(entry) for entry in tasks.ran] == [*by, ("task", -100)]
 
+    @pytest.mark.medium
     def test_a_running_task_is_running_and_one_that_is_cancelled_then_has_failed(self, tasks: Any) -> None:
         result = tasks.hold.enqueue()
         with a_worker() as worker:
