@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from django_jobs import registry
-from django_jobs.conf import DISPATCHERS, get_settings, problems, raw_settings
+from django_jobs.conf import DISPATCHERS, get_settings, misspelt, problems, raw_settings
 from django_jobs.dispatchers import Dispatcher
 from django_jobs.exceptions import DefinitionError
 from django_jobs.models import JobExecution, jobs_alias
@@ -29,11 +29,23 @@ SECRET_LENGTH = 16
 
 @checks.register(TAG)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 to E005, W008, W009: what `DJANGO_JOBS` says cannot be used, or only badly."""
+    """E001 to E005, W008, W009, W011: what `DJANGO_JOBS` says cannot be used, only badly, or is not read."""
     hint = "Correct DJANGO_JOBS in the settings; runjobs does not start with this."
     if found := problems(raw_settings()):
         return [checks.Error(text, hint=hint, id="django_jobs.E001") for text in found]
-    return [*_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret(), *_for_tests()]
+    return [*_name(), *_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret(), *_for_tests()]
+
+
+def _name() -> list[CheckMessage]:
+    if (found := misspelt()) is None:
+        return []
+    return [
+        checks.Warning(
+            f"There is a setting {found}, which nothing of django_jobs reads; did you mean DJANGO_JOBS?",
+            hint="Give it that name.",
+            id="django_jobs.W011",
+        )
+    ]
 
 
 def _middleware() -> list[CheckMessage]:

@@ -252,6 +252,13 @@ def alias_of_tasks(backend: str) -> str | None:
     return next((alias for alias, params in tasks.items() if params.get("BACKEND") == backend), None)
 
 
+def misspelt() -> str | None:
+    """Return the name of a setting that was probably meant to be `DJANGO_JOBS`, which the project does not have."""
+    names = [name for name in dir(django_settings) if name.isupper()]
+    near = [] if "DJANGO_JOBS" in names else difflib.get_close_matches("DJANGO_JOBS", names, n=1, cutoff=0.9)
+    return near[0] if near else None
+
+
 @cache
 def get_settings() -> Settings:
     """Return the settings in force; raise ImproperlyConfigured that names every wrong key."""

@@ -286,8 +286,8 @@ def job(func: Any = None, /, **options: Any) -> Any:
 
 
 def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | None) -> Job[...]:
-    _check_function(func)
     given = options.get("name")
+    _check_function(func, given)
     with check.naming(given or func.__qualname__):
         check.check_known(options)
         name = check.name(registry.default_name(func) if given is None else given)
@@ -313,13 +313,17 @@ def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | Non
     return made
 
 
-def _check_function(func: Any) -> None:
+def _check_function(func: Any, name: Any) -> None:
     plain = inspect.unwrap(func) if callable(func) and not isinstance(func, Job) else func
     if not inspect.isfunction(plain) or isinstance(func, type):
         what = "a job already" if isinstance(func, Job) else f"{func!r}"
         raise DefinitionError(f"@job decorates a plain function, written `@job` or `@job(name=…)`; this is {what}.")
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         raise DefinitionError(f"{func.__qualname__}: a generator is no handler; nobody would iterate it. Use a loop.")
+    if func.__name__ == "<lambda>" and name is None:
+        raise DefinitionError(
+            "@job decorates a plain function; a lambda has no name for its rows. Write a def, or name=…."
+        )
 
 
 def _description(func: Any, given: Any) -> str:

@@ -212,6 +212,11 @@ class Schema:
             if first is JobContext and parameters[0].kind is not inspect.Parameter.KEYWORD_ONLY:
                 self.takes_context = True
                 del parameters[0]
+            elif first is Any and parameters[0].name in {"self", "cls"}:
+                raise DefinitionError(
+                    f"{self.job_name}: a method is no handler, since a row has no object to call it on. Decorate a "
+                    f"function, and pass the key of the object."
+                )
             elif first is Any:
                 raise DefinitionError(
                     f"{self.job_name}: its first parameter, {parameters[0].name}, has no annotation or Any. "
@@ -255,8 +260,8 @@ class Schema:
                 )
             if isinstance(part, type) and issubclass(part, Model | QuerySet | Manager):
                 raise DefinitionError(
-                    f"{self.job_name}: {name} is a {part.__name__}; rows do not travel in a payload. Pass its key "
-                    f"({name}_id: int) and fetch it in the handler."
+                    f"{self.job_name}: {name} is of the type {part.__name__}; rows do not travel in a payload. Pass "
+                    f"its key ({name}_id: int) and fetch it in the handler."
                 )
 
     def _kept_defaults(self, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:

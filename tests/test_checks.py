@@ -47,6 +47,15 @@ def test_good_settings_and_jobs_bring_no_message(settings: Any) -> None:
     assert found() == {}
 
 
+@pytest.mark.parametrize(("name", "warned"), [("DJANGO_JOB", True), ("DJANGOJOBS", True), ("DJANGO_TASKS", False)])
+def test_a_misspelt_name_of_the_settings_is_told(settings: Any, name: str, warned: bool) -> None:
+    setattr(settings, name, {"CONCURRENCY": 3})
+    assert found() == {}
+    del settings.DJANGO_JOBS
+    messages = found().get("django_jobs.W011", [])
+    assert [f"There is a setting {name}," in message.msg for message in messages] == [True] * warned
+
+
 @pytest.mark.parametrize(
     ("raw", "named"),
     [

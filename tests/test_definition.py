@@ -230,7 +230,7 @@ async def agenerator() -> Any:
         (Callable(), "decorates a plain function"),
         (functools.partial(nothing), "decorates a plain function"),
         (len, "decorates a plain function"),
-        (Callable.method, "its first parameter, self, has no annotation"),
+        (Callable.method, "a method is no handler"),
         (generator, "a generator is no handler"),
         (agenerator, "a generator is no handler"),
     ],
@@ -238,6 +238,12 @@ async def agenerator() -> Any:
 def test_what_is_no_plain_function_is_refused(func: Any, message: str) -> None:
     with pytest.raises(DefinitionError, match=message):
         job(name="shop.x")(func)
+
+
+def test_a_lambda_needs_a_name() -> None:
+    with pytest.raises(DefinitionError, match="a lambda has no name for its rows"):
+        job(lambda: None)
+    assert job(name="shop.small")(lambda: None).name == "shop.small"
 
 
 def test_a_job_is_not_decorated_twice(send: Job[...]) -> None:

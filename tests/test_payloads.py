@@ -360,9 +360,9 @@ class Unknown:
     ("annotation", "message"),
     [
         (Any, "has no annotation or Any"),
-        (User, r"value is a User; .* Pass its key \(value_id: int\)"),
-        (list[User], "value is a User"),
-        (User | None, "value is a User"),
+        (User, r"value is of the type User; .* Pass its key \(value_id: int\)"),
+        (list[User], "value is of the type User"),
+        (User | None, "value is of the type User"),
         (Unknown, "its signature is no schema"),
         (JobContext | None, "takes a JobContext"),
         (list[JobContext], "takes a JobContext"),
