@@ -42,8 +42,8 @@ test-fast: $(VENV)/.stamp-test ## SQLite, no processes, no case of a good part o
 test-slow: $(VENV)/.stamp-test ## the cases that wait; ENGINE=sqlite|postgres|mysql narrows
 	@$(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
 
-test-scale: $(VENV)/.stamp-test ## sweep and trim a million rows to the end, which takes minutes; ENGINE= narrows
-	@TO_THE_END=1 $(BIN)/python -m tests.run --slow $(if $(ENGINE),--engine $(ENGINE)) -- -o faulthandler_timeout=1200 -s tests/cases/test_millions.py $(ARGS)
+test-scale: $(VENV)/.stamp-test ## the cases about size at full size, about ten minutes an engine; ENGINE= narrows
+	@$(BIN)/python -m tests.run --scale $(if $(ENGINE),--engine $(ENGINE)) $(if $(ARGS),-- $(ARGS))
 
 chaos: $(VENV)/.stamp-test ## kill, freeze and restart everything, then judge; SECONDS=60 SEED= ENGINE=postgres DISPATCHER=redis PROCESSES= choose
 	@$(BIN)/python -m tests.chaos --engine $(or $(ENGINE),postgres) --seconds $(or $(SECONDS),60) $(if $(DISPATCHER),--dispatcher $(DISPATCHER)) $(if $(SEED),--seed $(SEED)) $(if $(PROCESSES),--processes $(PROCESSES))

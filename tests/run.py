@@ -51,7 +51,7 @@ class Result:
         return self.code == NOTHING_COLLECTED or (self.code == 0 and self.report is not None)
 
 
-def run_engine(engine: str, pytest_args: list[str], *, show: bool) -> Result:
+def run_engine(engine: str, pytest_args: list[str], *, show: bool, full_size: bool) -> Result:
     """Run pytest on one engine; its output goes to a file, or to the terminal if it is the only one."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jobs-") as scratch:
@@ -65,6 +65,7 @@ def run_engine(engine: str, pytest_args: list[str], *, show: bool) -> Result:
                     "DATABASE_URL": url,
                     "TEST_REPORT": str(report),
                     "TMPDIR": scratch,
+                    "FULL_SIZE": "1" if full_size else "",
                 }
                 code = subprocess.run(
                     [sys.executable, "-m", "pytest", *pytest_args],
@@ -114,12 +115,19 @@ def tell(results: list[Result], *, slow: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one (may be repeated)")
-    parser.add_argument("--slow", action="store_true", help="the cases marked slow, instead of all others")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--slow", action="store_true", help="the cases marked slow, instead of all others")
+    kind.add_argument("--scale", action="store_true", help="the cases marked scale at their full size, one at a time")
     parser.add_argument("pytest", nargs="*", metavar="PYTEST_ARGUMENT", help="after --: passed on to pytest")
     options = parser.parse_args()
     engines = options.engine or list(ENGINES)
-    # The slow cases mostly wait: two processes wait at once.
-    chosen = ["-m", "slow", "-n", "2", "--dist", "loadfile"] if options.slow else ["-m", "not slow"]
+    chosen = ["-m", "not slow"]
+    if options.slow:
+        # They mostly wait: two processes wait at once.
+        chosen = ["-m", "slow", "-n", "2", "--dist", "loadfile"]
+    elif options.scale:
+        # They measure, so nothing else runs; they say what they found, and each takes minutes.
+        chosen = ["-m", "scale", "-s", "--durations=0", "--durations-min=1", "-o", "faulthandler_timeout=1200"]
     show = len(engines) == 1
 
     def arguments(engine: str) -> list[str]:
@@ -129,11 +137,14 @@ def main() -> int:
     LOGS.mkdir(exist_ok=True)
     if not show:
         logs = f"{LOGS.relative_to(ROOT)}/*.log"
-        print(f"{', '.join(engines)} run at the same time, for some minutes; follow them in {logs}", flush=True)
+        when = "one after the other" if options.scale else "at the same time, for some minutes"
+        print(f"{', '.join(engines)} run {when}; follow them in {logs}", flush=True)
     results: dict[str, Result] = {}
     # They wait more than they compute, also on two cores.
-    with ThreadPoolExecutor(max_workers=len(ENGINES)) as pool:
-        runs = [pool.submit(run_engine, engine, arguments(engine), show=show) for engine in engines]
+    with ThreadPoolExecutor(max_workers=1 if options.scale else len(ENGINES)) as pool:
+        runs = [
+            pool.submit(run_engine, engine, arguments(engine), show=show, full_size=options.scale) for engine in engines
+        ]
         for run in as_completed(runs):
             result = run.result()
             results[result.engine] = result
@@ -143,7 +154,7 @@ def main() -> int:
                 text = result.log.read_text(errors="replace")
                 lines = text.splitlines()
                 print(text if not result.is_green else "\n".join(lines[-8:]), flush=True)
-    return tell([results[engine] for engine in engines], slow=options.slow)
+    return tell([results[engine] for engine in engines], slow=options.slow or options.scale)
 
 
 if __name__ == "__main__":

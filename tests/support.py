@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 
+# Whether this is `make test-scale`: see sized().
+FULL_SIZE = os.environ.get("FULL_SIZE") == "1"
+
 # Durations for processes that tests wait for; JSON, since they travel to the process in its environment.
 SHORT: dict[str, Any] = {
     "POLL_INTERVAL": 0.2,
@@ -34,6 +38,11 @@ SHORT: dict[str, Any] = {
     "DRAIN_TIMEOUT": 2,
     "INTERRUPT_GRACE": 1,
 }
+
+
+def sized(usual: T, full: T) -> T:
+    """Return the full size of a case, as its source tells it, in `make test-scale`, and what others bear with else."""
+    return full if FULL_SIZE else usual
 
 
 def wait_for(predicate: Callable[[], T], timeout: float, message: str) -> T:
@@ -75,25 +84,37 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Tests ask all the time, and what was written stays: each line is read once.
+        self._known: list[Entry] = []
+        self._size = 0
+        self._reading = threading.Lock()
 
     def entries(
         self, event: str | None = None, row_id: uuid.UUID | str | None = None, tag: str | None = None
     ) -> list[Entry]:
-        if not self.path.exists():
-            return []
-        found = []
-        for line in self.path.read_text().splitlines():
-            name, row, attempt, pid, at, *rest = line.split(" ", 5)
-            found.append(
-                Entry(event=name, row_id=row, attempt=int(attempt), pid=int(pid), time=float(at), tag="".join(rest))
-            )
+        self._read_on()
+        row = None if row_id is None else str(row_id)
         return [
             entry
-            for entry in found
-            if event in (None, entry.event)
-            and (row_id is None or entry.row_id == str(row_id))
-            and tag in (None, entry.tag)
+            for entry in self._known
+            if event in (None, entry.event) and row in (None, entry.row_id) and tag in (None, entry.tag)
         ]
+
+    def _read_on(self) -> None:
+        with self._reading:
+            if not self.path.exists():
+                return
+            with self.path.open("rb") as file:
+                file.seek(self._size)
+                new = file.read()
+            # A line may be half written.
+            new = new[: new.rfind(b"\n") + 1]
+            self._size += len(new)
+            for line in new.decode().splitlines():
+                name, row, attempt, pid, at, *rest = line.split(" ", 5)
+                self._known.append(
+                    Entry(event=name, row_id=row, attempt=int(attempt), pid=int(pid), time=float(at), tag="".join(rest))
+                )
 
     def starts(self, row_id: uuid.UUID | str | None = None, tag: str | None = None) -> list[Entry]:
         """Return the runs that began, of one row or with one tag if given."""

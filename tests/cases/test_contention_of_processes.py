@@ -11,14 +11,15 @@ import pytest
 from django.db import connection
 
 from django_jobs.models import JobExecution, Worker
+from django_jobs.runtime.portions import PAGE
 from django_jobs.states import FINAL, Status
 from tests.acc import jobs
 from tests.cases.test_stopping import Start, canary
-from tests.support import ROOT, Ledger, Runjobs, assert_consistent, child_environment, wait_for
+from tests.support import ROOT, Ledger, Runjobs, assert_consistent, child_environment, sized, wait_for
 
-pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.subprocess, pytest.mark.slow, pytest.mark.scale]
 
-SECONDS = 10
+SECONDS = sized(10, 60)
 # In what a process says: errors of the database, and what comes of those that are not dealt with.
 FAULTS = ("OperationalError", "IntegrityError", "stopped working", "not stored", "was lost", "could not be")
 
@@ -69,7 +70,8 @@ def test_deadlocks_between_all_who_write_lose_no_job_and_reach_no_caller(runjobs
 
     Sources: rails/solid_queue#531, #609, PR#240, the changelog of oban.
     """
-    batch = [jobs.mark.using(delay=2).item(tag="batch") for _ in range(1500)]
+    # Each few seconds as many are due at once as one promotion takes.
+    batch = [jobs.mark.using(delay=2 + n // PAGE * 3).item(tag="batch") for n in range(PAGE * sized(3, 19))]
     jobs.mark.push_many(batch)
     processes = [runjobs(jobs={"CONCURRENCY": 4}) for _ in range(6)]
     producers = [Writer("push", SECONDS) for _ in range(4)]
@@ -78,8 +80,9 @@ def test_deadlocks_between_all_who_write_lose_no_job_and_reach_no_caller(runjobs
     trimmer = Writer("trim", SECONDS + 5, DJANGO_JOBS_OVERRIDES=few)
     made = len(batch) + sum(producer.result() for producer in producers)
     live = JobExecution.objects.exclude(status__in=FINAL)
-    wait_for(lambda: not live.exists(), 60, "every row is final")
+    wait_for(lambda: not live.exists(), sized(60, 300), "every row is final")
     gone = trimmer.result()
+    print(f"{made} rows, of which {gone} were trimmed")
     assert gone + JobExecution.objects.count() == made
     assert len({entry.row_id for entry in ledger.starts()}) == made
     assert_each_ran_once(ledger)
@@ -115,6 +118,8 @@ def test_a_locked_database_fails_no_job_and_ends_no_thread(
         wait_for(lambda newest=rows[-1]: ledger.ends(newest.pk), 30, "the newest row ran")
     done = JobExecution.objects.filter(status=Status.OK)
     wait_for(lambda: done.count() == len(rows), 60, "all are ok")
+    print(f"{len(rows)} rows")
+    assert len(rows) >= sized(10, 200)
     assert requests.result() > SECONDS / 3
     # It has looked, and nothing was to go.
     assert trimmer.result() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from datetime import datetime, timedelta
@@ -22,14 +21,12 @@ from tests.cases.copies import analyze, fill
 from tests.cases.test_scale import MEGABYTE, memory
 from tests.cases.test_stopping import Start, canary
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.support import Ledger
+from tests.support import FULL_SIZE, Ledger, sized
 
-pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess, pytest.mark.scale]
 
-# `make test-scale`: to trim a million rows takes minutes, and so does it to make them on MariaDB. Without this only the
-# beginning is watched.
-TO_THE_END = os.environ.get("TO_THE_END") == "1"
-ROWS = 1_000_000 if TO_THE_END or connection.vendor != "mysql" else 200_000
+# To make a million rows takes MariaDB half a minute, and to trim them takes minutes: the end is seen at full size only.
+ROWS = sized(200_000 if connection.vendor == "mysql" else 1_000_000, 1_000_000)
 # Of these, so many wait in a queue that nobody serves, and are hinted again and again.
 WAITING = ROWS // 10
 KEPT = 50
@@ -85,7 +82,7 @@ def test_a_million_rows_are_swept_and_trimmed_in_small_parts_beside_the_work(
     finished = JobExecution.objects.filter(status=Status.OK, job_name="acc.mark")
     start, before, until = memory(process.pid), finished.count(), time.monotonic() + WATCHED
     most, delays = start, []
-    while time.monotonic() < until or (TO_THE_END and finished[KEPT + 100 : KEPT + 101].exists()):
+    while time.monotonic() < until or (FULL_SIZE and finished[KEPT + 100 : KEPT + 101].exists()):
         row = jobs.slow.push(s=0)
         while not (starts := ledger.starts(row.pk)):
             assert time.time() - row.created_at.timestamp() < 30, "it does not start"

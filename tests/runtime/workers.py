@@ -43,12 +43,12 @@ def a_worker(concurrency: int = 2, **options: Any) -> Iterator[Worker]:
         worker.shutdown(time.monotonic() + 10)
 
 
-def ended(row: JobExecution) -> JobExecution:
-    """Wait until a row is final and return it as it is."""
+def ended(row: JobExecution, timeout: float = 15) -> JobExecution:
+    """Wait until a row is final, for so many seconds at most, and return it as it is."""
 
     def final() -> bool:
         row.refresh_from_db()
         return row.is_final
 
-    wait_for(final, 15, f"{row} is final")
+    wait_for(final, timeout, f"{row} is final")
     return row
