@@ -138,6 +138,14 @@ def identity(value: UUID, connection: BaseDatabaseWrapper) -> Any:
     return value if connection.features.has_native_uuid_field else value.hex
 
 
+def among(ids: Sequence[UUID], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    """Return the condition that an id is one of these, to stand behind the column, and its parameters."""
+    if connection.vendor == "postgresql":
+        # In one parameter: to quote a hundred one by one takes as long as to delete their rows.
+        return "= ANY (%s::uuid[])", [f"{{{','.join([pk.hex for pk in ids])}}}"]
+    return f"IN ({', '.join(['%s'] * len(ids))})", [identity(pk, connection) for pk in ids]
+
+
 def text(value: Any) -> str | None:
     """Return a value as strict JSON text; None stays NULL."""
     return None if value is None else json.dumps(value, cls=StrictJSONEncoder)

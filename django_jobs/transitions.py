@@ -80,14 +80,14 @@ def claim(
         known = f"CASE WHEN {known} THEN true ELSE false END"
     # To spare itself a sort, SQLite would walk the claim index past all that is pending; a plus keeps it from that.
     in_queue = "+queue" if ids is not None and connection.vendor == "sqlite" else "queue"
+    told, told_ids = ("", []) if ids is None else rows.among(ids, connection)
     best = (
-        f"FROM {table} WHERE status = 'pending' AND {in_queue} = %s AND {known}{_one_of(ids)}"
+        f"FROM {table} WHERE status = 'pending' AND {in_queue} = %s AND {known}{told and f' AND id {told}'}"
         f"{'' if max_rank is None else f' AND {rank} <= %s'} AND {fresh} ORDER BY {rank}, scheduled_at, id LIMIT %s"
     )
     moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)
     alive_since = rows.instant(now - timedelta(seconds=lost_after), connection)
-    told = [rows.identity(pk, connection) for pk in ids or ()]
-    chosen = [queue, *names, *told, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
+    chosen = [queue, *names, *told_ids, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
     changed = [moment, moment, worker]
     written = {
         "status": Status.RUNNING,
@@ -121,10 +121,6 @@ _CLAIMED = (
 )
 
 
-def _one_of(ids: Sequence[UUID] | None) -> str:
-    return "" if ids is None else f" AND id IN ({', '.join(['%s'] * len(ids))})"
-
-
 def _claim_in_two_steps(
     connection: Any, best: str, chosen: list[Any], changed: list[Any], written: dict[str, Any]
 ) -> list[JobExecution]:
@@ -134,11 +130,8 @@ def _claim_in_two_steps(
         claimed = rows.executions(cursor.fetchall(), connection, rows.CLAIMED, **written)
         if not claimed:
             return []
-        ids = [rows.identity(row.pk, connection) for row in claimed]
-        marks = ", ".join(["%s"] * len(ids))
-        cursor.execute(
-            f"UPDATE {rows.TABLE} SET {_CLAIMED} WHERE id IN ({marks}) AND status = 'pending'", [*changed, *ids]
-        )
+        those, ids = rows.among([row.pk for row in claimed], connection)
+        cursor.execute(f"UPDATE {rows.TABLE} SET {_CLAIMED} WHERE id {those} AND status = 'pending'", [*changed, *ids])
     for row in claimed:
         row.run_no, row.attempt = row.run_no + 1, row.attempt + 1
     return claimed
@@ -285,10 +278,10 @@ def still_running(endings: Sequence[Ending], *, using: str) -> set[UUID]:
 def _free(endings: Sequence[Ending], connection: Any) -> list[Ending]:
     """Lock the rows that are still their run's and that nobody holds; return their endings."""
     # By the id alone: with the status the plan may go by an index of it, and lock there as well.
-    marks = ", ".join(["%s"] * len(endings))
-    statement = f"SELECT id, run_no, status FROM {rows.TABLE} WHERE id IN ({marks}) FOR UPDATE SKIP LOCKED"
+    those, ids = rows.among([ending.execution_id for ending in endings], connection)
+    statement = f"SELECT id, run_no, status FROM {rows.TABLE} WHERE id {those} FOR UPDATE SKIP LOCKED"
     with connection.cursor() as cursor:
-        cursor.execute(statement, [rows.identity(ending.execution_id, connection) for ending in endings])
+        cursor.execute(statement, ids)
         free = {(UUID(pk), run_no) for pk, run_no, status in cursor.fetchall() if status == Status.RUNNING}
     return [ending for ending in endings if (ending.execution_id, ending.run_no) in free]
 
@@ -316,7 +309,7 @@ def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) ->
         # Those that are left are marked, and end CANCELLED, or are not this worker's any more.
         return deleted + _write([ending._replace(drop=False) for ending in endings], now, connection, wait)
     moment = rows.instant(now, connection)
-    alike: dict[tuple[Any, ...], list[Any]] = {}
+    alike: dict[tuple[Any, ...], list[UUID]] = {}
     for ending in endings:
         values = (
             int(ending.refund),
@@ -331,38 +324,41 @@ def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) ->
             moment,
             moment,
         )
-        alike.setdefault((values, ending.run_no), []).append(rows.identity(ending.execution_id, connection))
-    update = f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE "
-    single = [[*values, *ids, run_no] for (values, run_no), ids in alike.items() if len(ids) == 1]
+        alike.setdefault((values, ending.run_no), []).append(ending.execution_id)
+    # By their statement, which is another one for each number of ids.
+    batches: dict[str, list[list[Any]]] = {}
+    for (values, run_no), ids in alike.items():
+        mine, fence = _mine(ids, run_no, connection, wait)
+        batches.setdefault(f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE {mine}", []).append([*values, *fence])
     written = 0
     with connection.cursor() as cursor:
-        for (values, run_no), ids in alike.items():
-            if len(ids) > 1:
-                cursor.execute(update + _mine(len(ids), wait), [*values, *ids, run_no])
-                written += int(cursor.rowcount)
-        if len(single) == 1:
-            cursor.execute(update + _mine(1, wait), single[0])
-        elif single:
-            cursor.executemany(update + _mine(1, wait), single)
-        return written + (int(cursor.rowcount) if single else 0)
+        for statement, parameters in batches.items():
+            if len(parameters) == 1:
+                cursor.execute(statement, parameters[0])
+            else:
+                cursor.executemany(statement, parameters)
+            written += int(cursor.rowcount)
+    return written
 
 
 def _delete(endings: list[Ending], connection: Any, wait: bool) -> int:
     first = endings[0]
-    ids = [rows.identity(ending.execution_id, connection) for ending in endings]
+    ids = [ending.execution_id for ending in endings]
     unmarked = " AND cancel_requested_at IS NULL" if first.status is Status.ERROR else ""
+    mine, fence = _mine(ids, first.run_no, connection, wait, unmarked)
     with connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM {rows.TABLE} WHERE {_mine(len(ids), wait, unmarked)}", [*ids, first.run_no])
+        cursor.execute(f"DELETE FROM {rows.TABLE} WHERE {mine}", fence)
         return int(cursor.rowcount)
 
 
-def _mine(count: int, wait: bool, unmarked: str = "") -> str:
-    """Return the condition on so many rows that one number fences; its parameters are their ids and that number."""
-    mine = f"id IN ({', '.join(['%s'] * count)}) AND run_no = %s AND status = 'running'{unmarked}"
-    if wait:
-        return mine
-    # An array is made once; a plain IN may ask again for each row.
-    return f"id = ANY (ARRAY (SELECT id FROM {rows.TABLE} WHERE {mine} FOR UPDATE SKIP LOCKED))"
+def _mine(ids: Sequence[UUID], run_no: int, connection: Any, wait: bool, unmarked: str = "") -> tuple[str, list[Any]]:
+    """Return the condition on rows that are still those of their runs, fenced by one number, and its parameters."""
+    those, parameters = rows.among(ids, connection)
+    mine = f"id {those} AND run_no = %s AND status = 'running'{unmarked}"
+    if not wait:
+        # An array is made once; a plain IN may ask again for each row.
+        mine = f"id = ANY (ARRAY (SELECT id FROM {rows.TABLE} WHERE {mine} FOR UPDATE SKIP LOCKED))"
+    return mine, [*parameters, run_no]
 
 
 def _ended(target: Status) -> str:

@@ -151,4 +151,4 @@ class Engine:
 
     def _is_quiet(self) -> bool:
         """Whether no more ends are to be expected soon, so that waiting for a fuller batch is in vain."""
-        return self.is_hungry and len(self._pool.running()) <= 1
+        return self.is_hungry and self._pool.busy <= 1

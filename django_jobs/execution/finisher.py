@@ -182,7 +182,7 @@ class Finisher:
         while True:
             try:
                 now = now or clock.now(self._using)
-                moved = self._finish(batch, now, lost_connection)
+                ended = self._finish(batch, now, lost_connection)
                 break
             except Error as error:
                 lost = is_connection_loss(error, self._using)
@@ -202,28 +202,34 @@ class Finisher:
                 logger.exception("a batch of outcomes could not be prepared")
                 self._split(batch, error)
                 return
-        self._tell([(run, status, now) for run in batch if (status := moved.get(run.execution.pk)) is not None])
-        self._trim({(run.job.name, status): run for run in batch if (status := moved.get(run.execution.pk)) in FINAL})
+        self._tell([(run, status, now) for run, status in ended])
+        self._trim({(run.job.name, status): run for run, status in ended if status in FINAL})
 
-    def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> dict[UUID, Status]:
+    def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> list[tuple[Run, Status]]:
         surplus = surplus_of(batch)
+        # Atomic runs wrote their own end; that of a job that keeps none is still to go.
+        recorded = [run for run in batch if run.recorded]
+        self._discard(run for run in recorded if run.job.retention(Status.OK) == 0)
         endings = {
-            run.execution.pk: ending
+            run: ending
             for run in batch
             if not run.recorded and (ending := ending_of(run, now, surplus=run in surplus)) is not None
         }
-        # Atomic runs wrote their own end; that of a job that keeps none is still to go.
-        recorded = {run.execution.pk: Status.OK for run in batch if run.recorded}
-        self._discard(run for run in batch if run.recorded and run.job.retention(Status.OK) == 0)
         moved = transitions.finish(list(endings.values()), now=now, using=self._using, wait=False) if endings else {}
-        if after_loss and (missing := [e for pk, e in endings.items() if pk not in moved]):
+        if after_loss and (missing := [ending for ending in endings.values() if ending.execution_id not in moved]):
             moved |= self._settled(missing, now)
+        ended, missing = [(run, Status.OK) for run in recorded], []
+        for run, ending in endings.items():
+            if (status := moved.get(ending.execution_id)) is None:
+                missing.append(ending)
+            else:
+                ended.append((run, status))
         # A mark turned these into what their job keeps none of.
-        self._discard(run for run in batch if _is_unkept_cancel(run, moved))
-        if missing := [e for pk, e in endings.items() if pk not in moved]:
+        self._discard(run for run, status in ended if _is_unkept_cancel(run, status))
+        if missing:
             held = transitions.still_running(missing, using=self._using)
-            self._held.put([run for run in batch if run.execution.pk in held])
-        return moved | recorded
+            self._held.put([run for run in endings if run.execution.pk in held])
+        return ended
 
     def _discard(self, runs: Iterable[Run]) -> None:
         """Delete finished rows that their jobs keep none of; what cannot go now goes with the next trim."""
@@ -329,5 +335,5 @@ class Finisher:
                 logger.debug("old executions of %s were not trimmed: %s", name, error)
 
 
-def _is_unkept_cancel(run: Run, moved: dict[UUID, Status]) -> bool:
-    return moved.get(run.execution.pk) == Status.CANCELLED and run.job.retention(Status.CANCELLED) == 0
+def _is_unkept_cancel(run: Run, status: Status) -> bool:
+    return status is Status.CANCELLED and run.job.retention(Status.CANCELLED) == 0

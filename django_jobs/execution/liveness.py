@@ -144,7 +144,7 @@ class Watch:
         """Look once; a read by primary key while something runs, nothing otherwise."""
         using = self._liveness.using
         now = now or clock.now(using)
-        running = dict(self._runs.running())
+        running = self._runs.running()
         if running:
             self._look(running, now)
         if self._reconcile_at is None or (now - self._reconcile_at).total_seconds() >= self.RECONCILE_EVERY:
@@ -152,7 +152,7 @@ class Watch:
             self._reconcile(now)
         return self.INTERVAL
 
-    def _look(self, running: dict[UUID, Run], now: datetime) -> None:
+    def _look(self, running: Mapping[UUID, Run], now: datetime) -> None:
         rows = JobExecution.objects.using(self._liveness.using).filter(pk__in=list(running))
         seen = {pk: rest for pk, *rest in rows.values_list("pk", "run_no", "status", "cancel_requested_at")}
         still = self._runs.running()

@@ -56,15 +56,14 @@ class Pool:
         self._token_out = False
         self._stopped = False
         self._lock = threading.Lock()
-        self._active: dict[UUID, Run] = {}
+        # Runs in slots, each with the loop that it is on where its handler is a coroutine.
+        self._active: dict[Run, asyncio.AbstractEventLoop | None] = {}
         # Threads that can take a run, by ident; one that is stuck in a handler it does not leave is no longer here.
         self._threads: dict[int, threading.Thread] = {}
         self._sync_active = 0
         self._abandoned = 0
         self._is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Which loop an async run is on.
-        self._loops: dict[UUID, asyncio.AbstractEventLoop] = {}
         self._loop_thread: threading.Thread | None = None
         self._interrupter = Interrupter(
             grace=get_settings().interrupt_grace, on_abandoned=self._abandon, wake=self._look_at_ladder
@@ -82,6 +81,11 @@ class Pool:
         return self.slots - len(self._active)
 
     @property
+    def busy(self) -> int:
+        """How many runs are in a slot."""
+        return len(self._active)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no run is in a slot or waits for its thread."""
         return not self._active
@@ -93,7 +97,7 @@ class Pool:
 
     def running(self) -> Mapping[UUID, Run]:
         """Runs in slots, by execution id."""
-        return self._active
+        return {run.execution.id: run for run in list(self._active)}
 
     def submit(self, runs: Sequence[Run]) -> None:
         """Start runs, of which there are at most `free`.
@@ -101,8 +105,7 @@ class Pool:
         Raises RuntimeError when the system has no thread for them; then their rows are handed back.
         """
         with self._lock:
-            for run in runs:
-                self._active[run.execution.id] = run
+            self._active.update(dict.fromkeys(runs))
             self._sync_active += sum(not run.job.is_async for run in runs)
             try:
                 for _ in range(self._sync_active - len(self._threads)):
@@ -115,7 +118,7 @@ class Pool:
         for run in runs:
             self._interrupter.register(run)
             if loop is not None and run.job.is_async:
-                self._loops[run.execution.id] = loop
+                self._active[run] = loop
                 loop.call_soon_threadsafe(self._start_task, loop, run)
             else:
                 self._work.append(run)
@@ -132,7 +135,7 @@ class Pool:
 
     def lose_all(self) -> None:
         """Drop every run: this process does not own its rows any more."""
-        for run in list(self._active.values()):
+        for run in list(self._active):
             self.lost(run)
 
     def interrupt_all(self, give_up_at: float) -> None:
@@ -227,7 +230,7 @@ class Pool:
     def _end(self, run: Run, outcome: Outcome) -> None:
         with self._lock:
             # An abandoned run was ended without its handler; what it says now comes too late.
-            if self._active.get(run.execution.id) is not run:
+            if run not in self._active:
                 return
             was_full = len(self._active) >= self.slots
             self._leave(run, outcome)
@@ -238,13 +241,12 @@ class Pool:
         run.outcome = outcome
         # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
         self._on_ended(run)
-        del self._active[run.execution.id]
-        self._loops.pop(run.execution.id, None)
+        del self._active[run]
         self._sync_active -= not run.job.is_async
 
     def _abandon(self, run: Run, outcome: Outcome) -> None:
         """End a run whose handler does not stop, and replace its slot; called by the ladder."""
-        loop = self._loops.get(run.execution.id)
+        loop = self._active.get(run)
         with self._lock:
             self._abandoned += 1
             self._threads.pop(run.thread_id, None)
@@ -269,7 +271,7 @@ class Pool:
         """Give up every run of a loop that does not turn any more; in a thread of its own, since asking takes time."""
         if _answers(loop):
             return
-        for run in [run for run in list(self._active.values()) if self._loops.get(run.execution.id) is loop]:
+        for run in [run for run, its_loop in list(self._active.items()) if its_loop is loop]:
             outcome = given_up(run)
             if run.gate.abandon():
                 self._interrupter.unregister(run)
