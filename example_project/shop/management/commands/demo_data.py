@@ -41,6 +41,8 @@ class Command(BaseCommand):
         made = sum(self._product(*line) for line in PRODUCTS)
         placed = self._orders()
         self.stdout.write(f"{made} products and {placed} orders added.")
+        if placed:
+            self.stdout.write(f"In {FAILS_AFTER} s a job fails on purpose: shop.resize_image, of a product 0.")
         if settings.DEBUG:
             self._admin()
 
@@ -62,7 +64,6 @@ class Command(BaseCommand):
         orders.start(order, flaky_webhook)
         # A product that is not there: this one ends as an error, to be looked at and retried in the admin.
         resize_image.using(delay=FAILS_AFTER).push(product_id=0)
-        self.stdout.write(f"In {FAILS_AFTER} s a job fails on purpose: shop.resize_image, of a product 0.")
         return len(ORDERS)
 
     def _admin(self) -> None:
