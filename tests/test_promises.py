@@ -88,7 +88,7 @@ def test_what_a_killed_worker_ran_runs_again_with_retry_and_is_an_error_without(
     assert_consistent()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(50)
 def test_with_the_settings_as_they_are_a_killed_workers_job_runs_again_within_a_minute(
     runjobs: Start, ledger: Ledger
 ) -> None:
@@ -260,7 +260,7 @@ def test_an_outage_rescues_no_healthy_run_and_records_each_end_once(
 
 @pytest.mark.postgres
 @pytest.mark.mysql
-@pytest.mark.slow
+@pytest.mark.slow(120)
 def test_with_the_settings_as_they_are_an_outage_of_a_minute_rescues_no_healthy_run(
     runjobs: Start, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -308,7 +308,7 @@ def test_an_end_whose_write_went_unanswered_is_recorded_and_told_once(runjobs: S
 
 @pytest.mark.postgres
 @pytest.mark.mysql
-@pytest.mark.slow
+@pytest.mark.slow(25)
 def test_a_row_whose_claim_went_unanswered_is_handed_back_and_runs_once(runjobs: Start, ledger: Ledger) -> None:
     claimed = b"run_no = run_no + 1"
     row = jobs.mark.push()

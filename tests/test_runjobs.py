@@ -190,7 +190,7 @@ def test_missing_tables_are_named_at_once_and_exit_code_3(transactional_db: None
     assert time.monotonic() - began < 15
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_an_unreachable_database_is_exit_code_3_within_a_minute(transactional_db: None, tmp_path: Path) -> None:
     """If the database cannot be reached the parent waits for ever and nothing works. Source: django-q2#201."""
     result = manage("runjobs", timeout=60, **unreachable(tmp_path))

@@ -471,7 +471,7 @@ def lanes() -> Iterator[None]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [pytest.param(8, 40, marks=pytest.mark.medium), pytest.param(80, 80, marks=pytest.mark.slow)],
+    [pytest.param(8, 40, marks=pytest.mark.medium), pytest.param(80, 80, marks=pytest.mark.slow(30))],
     ids=["short", "long"],
 )
 def test_verbs_in_any_order_keep_the_table_consistent(lanes: None, examples: int, steps: int) -> None:

@@ -179,7 +179,7 @@ def test_each_tick_is_a_row_in_time_while_the_only_slot_is_busy(runjobs: Start, 
     assert_each_tick_once(ledger, before)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(65)
 def test_sixty_ticks_come_once_with_three_schedulers_of_which_one_is_frozen_and_one_killed(
     runjobs: Start, ledger: Ledger
 ) -> None:

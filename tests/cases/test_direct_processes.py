@@ -56,6 +56,7 @@ def test_of_rows_that_four_processes_push_and_run_at_once_each_runs_once(ledger:
     assert_consistent()
 
 
+@pytest.mark.slow(30)
 def test_a_fork_in_the_middle_of_a_run_starts_anew_in_the_child_and_harms_no_run_of_the_parent(ledger: Ledger) -> None:
     """A child shares its parent's connections and their streams mix; source: knifecake/steady-queue#48."""
     process = pusher("fork")

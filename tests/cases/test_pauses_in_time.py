@@ -30,6 +30,7 @@ def keep_stage_busy(count: int) -> None:
     JobExecution.objects.bulk_create(rows, batch_size=500)
 
 
+@pytest.mark.slow(25)
 @pytest.mark.parametrize("what", ["job", "queue"])
 def test_nothing_starts_a_second_after_a_pause_in_any_process(runjobs: Start, ledger: Ledger, what: str) -> None:
     keep_stage_busy(3000)

@@ -136,7 +136,7 @@ def test_after_restarts_and_killed_connections_a_worker_is_woken_as_before(
     assert process.process.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.sqlite
 @pytest.mark.postgres
 def test_schedulers_fire_each_tick_once_whatever_happens_between_them_and_redis(

@@ -60,7 +60,7 @@ def seconds_to_end(process: Runjobs, number: int = signal.SIGTERM, *, within: fl
 
 
 @pytest.mark.subprocess
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
