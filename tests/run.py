@@ -123,8 +123,8 @@ def main() -> int:
     engines = options.engine or list(ENGINES)
     chosen = ["-m", "not slow"]
     if options.slow:
-        # They mostly wait: four processes wait at once, and get few at a time, so that none is left with many at the end.
-        # One waits for two minutes by itself, and for longer beside the others.
+        # They mostly wait: four processes wait at once, and get few at a time, so that none has many left at the end.
+        # One case waits for two minutes by itself, and for longer beside others that work.
         chosen = ["-m", "slow", "-n", "4", "--dist", "load", "--maxschedchunk", "2", "-o", "faulthandler_timeout=300"]
     elif options.scale:
         # They measure, so nothing else runs; they say what they found, and each takes minutes.
