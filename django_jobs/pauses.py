@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 
+from django.db import connections
 from django.db.models import IntegerField, Value
 
 from django_jobs import registry
@@ -15,12 +18,22 @@ LIMIT = 10_000
 
 def paused(using: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return paused_jobs() and paused_queues(), read in one statement."""
+    connection = connections[using]
+    found: tuple[list[str], list[str]] = ([], [])
+    with connection.cursor() as cursor:
+        cursor.execute(*_statement(using, connection.vendor))
+        for is_job, name in cursor.fetchall():
+            found[is_job].append(name)
+    return _with_other_names(found[1]), frozenset(found[0])
+
+
+@lru_cache(maxsize=8)
+def _statement(using: str, vendor: str) -> tuple[str, tuple[Any, ...]]:
+    # Made once: every process asks each second, and compiling it costs more than asking.
     jobs = JobState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(1), "job_name")
     queues = QueueState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(0), "queue")
-    found: tuple[list[str], list[str]] = ([], [])
-    for is_job, name in jobs.union(queues, all=True)[:LIMIT]:
-        found[is_job].append(name)
-    return _with_other_names(found[1]), frozenset(found[0])
+    statement, parameters = jobs.union(queues, all=True)[:LIMIT].query.get_compiler(using).as_sql()
+    return statement, tuple(parameters)
 
 
 def paused_jobs(using: str) -> frozenset[str]:

@@ -49,6 +49,8 @@ _OF_A_RUN = {
     "triggered_by_name",
 }
 CLAIMED: Fields = tuple(field for field in READ if field.attname in _OF_A_RUN)
+# What tells why the first of all scheduled rows waits.
+WAITING: Fields = tuple(field for field in READ if field.attname in {"parked_reason", "scheduled_at"})
 
 
 _columns: dict[tuple[str, int], str] = {}
@@ -56,7 +58,7 @@ _columns: dict[tuple[str, int], str] = {}
 
 def columns(connection: BaseDatabaseWrapper, fields: Fields) -> str:
     """Return fields as a SQL list of columns, each quoted."""
-    # By count: there are two sets of fields, and hashing one costs more than joining it.
+    # By count: no two sets of fields have the same, and hashing one costs more than joining it.
     known = (connection.vendor, len(fields))
     if known not in _columns:
         _columns[known] = ", ".join(_column(field, connection) for field in fields)
@@ -116,6 +118,17 @@ def executions(
         execution.__dict__.update(zip(names, row, strict=True), **written)
         built.append(execution)
     return built
+
+
+def first_scheduled(using: str) -> JobExecution | None:
+    """Return the first scheduled row, parked ones last, or None; of its fields only WAITING."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {columns(connection, WAITING)} FROM {TABLE} WHERE status = 'scheduled' "
+            "ORDER BY parked_reason, scheduled_at LIMIT 1"
+        )
+        return next(iter(executions(cursor.fetchall(), connection, WAITING)), None)
 
 
 def _converted(

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from django_jobs import clock, concurrency, pauses, registry
+from django_jobs import clock, concurrency, pauses, registry, rows
 from django_jobs.models import JobExecution
 from django_jobs.runtime.fleet import Fleet
 from django_jobs.runtime.moves import Moves
@@ -112,10 +112,12 @@ class Stage(Pauses):
 
     def _look(self) -> set[str]:
         """Note when the next row is due, and return why rows are parked: one probe where nothing is scheduled."""
-        scheduled = self._moves.rows().scheduled()
-        first = scheduled.order_by("parked_reason", "scheduled_at").values_list("parked_reason", "scheduled_at").first()
-        self._due_at = first[1] if first is not None and not first[0] else None
-        return set() if first is None else set(distinct(scheduled.filter(parked_reason__gt=""), "parked_reason"))
+        first = rows.first_scheduled(self._using)
+        self._due_at = first.scheduled_at if first is not None and not first.parked_reason else None
+        if first is None:
+            return set()
+        parked = self._moves.rows().scheduled().filter(parked_reason__gt="")
+        return set(distinct(parked, "parked_reason"))
 
     def _promote(self, now: datetime) -> bool:
         if self._due_at is None or self._due_at > now:
