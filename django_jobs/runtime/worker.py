@@ -130,7 +130,9 @@ class Worker:
             self._engine.submit(claimed)
             if self.claimed == self._max_jobs:
                 self._on_spent()
-            return 0.0
+            # Where less came than there was room for, nothing more waits: to ask at once would only keep the
+            # interpreter from the slots that are to start.
+            return min(next(self._soon), settings.poll_interval) if self._engine.is_hungry else 0.0
         if not self._engine.is_hungry:
             self._engine.is_hungry = True
             if not self._engine.running():
