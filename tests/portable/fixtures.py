@@ -20,9 +20,11 @@ from tests.support import wait_for
 @contextlib.contextmanager
 def portable_tasks(**options: Any) -> Iterator[ModuleType]:
     """Set TASKS, with these OPTIONS, and give the module of the tasks."""
+    with override_settings(TASKS=TASKS), registry.isolated(empty=True):
+        # The first import declares all tasks, which not all OPTIONS allow.
+        module = importlib.import_module("tests.portable.tasks")
     default = {**TASKS["default"], "OPTIONS": options}
     with override_settings(TASKS={**TASKS, "default": default}), registry.isolated(empty=True):
-        module = importlib.import_module("tests.portable.tasks")
         for task in vars(module).values():
             # Coroutines cannot be atomic.
             if isinstance(task, Task) and not (options.get("atomic") and inspect.iscoroutinefunction(task.func)):
