@@ -104,7 +104,7 @@ class TestStartup:
         began = time.monotonic()
         with pytest.raises(DatabaseNotReady, match="'default' cannot be reached: connection refused Is the server"):
             startup.wait_for_database("default", said.append, patience=1.2)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
         assert len(said) == 1
         assert startup.PATIENCE < 55
 
