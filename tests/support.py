@@ -198,7 +198,7 @@ class Runjobs:
         """What it printed so far, on both streams."""
         return self.output_path.read_text(errors="replace")
 
-    def wait_ready(self, timeout: float = 20, *, workers: int = 1) -> Runjobs:
+    def wait_ready(self, timeout: float = 60, *, workers: int = 1) -> Runjobs:
         """Wait until it has registered itself (or as many children as `workers` says) in the database."""
 
         def registered() -> bool:

@@ -337,7 +337,7 @@ def test_the_demo_serves_and_works_until_a_signal_ends_both(
 
     wait_for(page, 60, "the shop answers")
     wait_for(lambda: list((tmp_path / "var" / "mail").glob("*")), 30, "the worker has sent a receipt")
-    wait_for(lambda: "admin, password: admin" in output.read_text(), 10, "the welcome is written")
+    wait_for(lambda: "admin, password: admin" in output.read_text(), 60, "the welcome is written")
     process.send_signal(number)
     assert process.wait(60) == 0, output.read_text()
     assert not page_answers(port)

@@ -229,7 +229,8 @@ def test_ctrl_c_at_the_reloader_of_runserver_is_a_crash_after_which_rows_are_res
     serve: Callable[..., Server], runjobs: Callable[..., Runjobs], ledger: Ledger
 ) -> None:
     server = serve("reloading")
-    again, pid = server.push("acc.slow_retry", s=2)
+    # It must not end before the keys are pressed.
+    again, pid = server.push("acc.slow_retry", s=5)
     wait_for(lambda: ledger.starts(again.pk), 10, "it began")
     server.press_ctrl_c()
     assert ledger.ends(again.pk) == []

@@ -92,7 +92,7 @@ def test_a_flood_of_lines_is_cut_to_its_two_ends_and_costs_no_memory(admin_clien
     with jobs_of(flood, one_long_line, mark, timeout=300) as [flooding, long_line, marking], a_worker(concurrency=1):
         ended(marking.push(number=0))
         with Peak() as peak:
-            flooded = ended(flooding.push(), sized(15, 240))
+            flooded = ended(flooding.push(), sized(60, 240))
         # The line itself.
         with Peak() as peak_of_the_long_one:
             long = ended(long_line.push())
@@ -149,7 +149,7 @@ def test_thousands_of_runs_and_the_threads_of_one_leave_no_handler_line_or_memor
         told = ended(talking_together.push())
         with Peak() as peak:
             # In sequence, the last of them at last.
-            ended(marking.push_many([{"number": number} for number in range(sized(100, 2_000))])[-1], sized(15, 120))
+            ended(marking.push_many([{"number": number} for number in range(sized(100, 2_000))])[-1], sized(60, 120))
     assert handlers() == before
     assert peak.left < 30 * MEGABYTE
     kept = [line for line in messages(told) if "dropped" not in line]

@@ -63,9 +63,9 @@ def test_four_processes_run_each_of_ten_thousand_rows_once(
     if mode == FORGETFUL:
         # Five times while rows came, as often while the rest is worked off.
         for part in range(1, 6):
-            wait_for(lambda part=part: ok() >= ROWS * part // 6, 120, f"{part} of 6 parts are ok")
+            wait_for(lambda part=part: ok() >= ROWS * part // 6, 240, f"{part} of 6 parts are ok")
             forget(server)
-    wait_for(lambda: ok() == ROWS, 120, "all are ok")
+    wait_for(lambda: ok() == ROWS, 240, "all are ok")
     starts = ledger.starts()
     assert Counter(Counter(entry.tag for entry in starts).values()) == {1: ROWS}
     assert len({entry.row_id for entry in starts}) == ROWS

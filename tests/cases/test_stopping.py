@@ -45,7 +45,7 @@ def began(ledger: Ledger, *rows: JobExecution) -> None:
 
 def canary(ledger: Ledger, process: Runjobs) -> None:
     """Check that this process, the only one that works, still does."""
-    row = became(jobs.mark.push(tag="canary"), Status.OK, 15)
+    row = became(jobs.mark.push(tag="canary"), Status.OK, 30)
     assert [entry.pid for entry in ledger.ends(row.pk)] == [process.pid]
 
 

@@ -185,7 +185,7 @@ class TestSupervisor:
     def test_a_child_that_shows_life_no_more_is_killed_and_replaced(
         self, fleet: Start, monkeypatch: Any, caplog: Any, settings: Any
     ) -> None:
-        monkeypatch.setattr(module, "LEAST_PATIENCE", 1.0)
+        monkeypatch.setattr(module, "LEAST_PATIENCE", 2.0)
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "HEARTBEAT_INTERVAL": 0.5, "WORKER_LOST_AFTER": 1}
         process = fleet(
             """
@@ -200,7 +200,7 @@ class TestSupervisor:
         )
         process.has_started(2, number=1)
         assert len(process.lines("start", 2)) == 1
-        assert "has shown no life for 1 s and is killed" in caplog.text
+        assert "has shown no life for 2 s and is killed" in caplog.text
         assert "was killed by SIGKILL; it is replaced in 0.1 s" in caplog.text
         assert process.stop() == DONE
 
