@@ -6,9 +6,12 @@ import contextlib
 import logging
 import threading
 from time import monotonic
+from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 logger = logging.getLogger("django_jobs")
 
@@ -16,6 +19,12 @@ logger = logging.getLogger("django_jobs")
 # to it, may have ended them meanwhile. Django does so only where CONN_HEALTH_CHECKS is on.
 UNUSED = 1.0
 _last = threading.local()
+
+
+@receiver(connection_created, dispatch_uid="django_jobs.connections")
+def _note(**kwargs: Any) -> None:
+    """Remember that this thread has had a connection: where none ever was, nothing is to be tidied after each run."""
+    _last.opened = True
 
 
 def freshen() -> None:
@@ -30,6 +39,8 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
 
     `culprit` names the job that ran; a transaction it left open is rolled back and reported. Never raises.
     """
+    if not getattr(_last, "opened", False):
+        return
     now = monotonic()
     is_long_ago = now - getattr(_last, "used_at", now) > UNUSED
     _last.used_at = now

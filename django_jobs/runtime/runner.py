@@ -24,6 +24,7 @@ from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
 from django_jobs.runtime.forks import detach_forks
+from django_jobs.runtime.garbage import rare_collections
 from django_jobs.runtime.health import Health
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
@@ -110,6 +111,8 @@ class Runner:
                     raise
                 self._retire("stopped while starting")
                 return DONE
+            if not self._options.once:
+                stack.enter_context(rare_collections())
             return self._work(parts, None if self._options.max_time is None else started + self._options.max_time)
 
     def _tell_of_health(self, stack: contextlib.ExitStack) -> None:
