@@ -305,6 +305,7 @@ class TestGetResult:
             assert tasks.add.get_result(result.id).task.run_after == later
 
 
+@pytest.mark.medium
 @pytest.mark.django_db(transaction=True)
 class TestRun:
     @pytest.mark.parametrize("name", ["add", "add_later"])
@@ -389,7 +390,6 @@ class TestRun:
         assert result.status == FAILED
         assert result.errors[0].exception_class is TypeError
 
-    @pytest.mark.medium
     @pytest.mark.parametrize("name", ["give", "give_later"])
     @pytest.mark.parametrize(
         ("what", "reason"),
@@ -463,7 +463,6 @@ class TestRun:
         by = [("task", 100), ("job", 99), ("job", "high"), ("task", 7), ("task", 0), ("job", -7), ("job", "low")]
         assert [tuple(entry) for entry in tasks.ran] == [*by, ("task", -100)]
 
-    @pytest.mark.medium
     def test_a_running_task_is_running_and_one_that_is_cancelled_then_has_failed(self, tasks: Any) -> None:
         result = tasks.hold.enqueue()
         with a_worker() as worker:
@@ -505,6 +504,7 @@ def story() -> Iterator[tuple[list[Any], list[Any], list[Any]]]:
         yield enqueued, started, ended
 
 
+@pytest.mark.medium
 @pytest.mark.django_db(transaction=True)
 class TestSignals:
     def test_djangos_signals_tell_the_story(self, tasks: Any) -> None:

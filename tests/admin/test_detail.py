@@ -14,7 +14,8 @@ from django_jobs.reading import detail, words
 from tests.admin.support import Admin, ids_shown, page, read
 from tests.factories import JobExecutionFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+# Rendering pages takes its time; the loop of work has the list and its actions.
+pytestmark = [pytest.mark.django_db, pytest.mark.medium]
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from django_jobs.definition import job
 from tests.admin.support import LIST, WORKERS, Admin, Page, page, read
 from tests.factories import JobExecutionFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+# Rendering pages takes its time; the loop of work has the list and its actions.
+pytestmark = [pytest.mark.django_db, pytest.mark.medium]
 
 MARKUP = """"'></pre></script><svg><b><img src=x onerror=1>"""
 ATTACKS = [MARKUP, mark_safe(MARKUP)]

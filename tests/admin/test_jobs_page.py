@@ -25,7 +25,8 @@ from django_jobs.states import Status
 from tests.admin.support import LIST, Admin, page, read, said
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+# Rendering pages takes its time; the loop of work has the list and its actions.
+pytestmark = [pytest.mark.django_db, pytest.mark.medium]
 
 JOBS = "/admin/django_jobs/jobstate/"
 

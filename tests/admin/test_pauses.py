@@ -16,7 +16,8 @@ from django_jobs.reading import figures
 from tests.admin.support import LIST, Admin, read, said
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+# Rendering pages takes its time; the loop of work has the list and its actions.
+pytestmark = [pytest.mark.django_db, pytest.mark.medium]
 
 JOBS = "/admin/django_jobs/jobstate/"
 

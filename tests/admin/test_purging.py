@@ -14,7 +14,8 @@ from django_jobs.runtime import purge
 from tests.admin.support import Admin, read, said
 from tests.factories import JobExecutionFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+# Rendering pages takes its time; the loop of work has the list and its actions.
+pytestmark = [pytest.mark.django_db, pytest.mark.medium]
 
 JOBS = "/admin/django_jobs/jobstate/"
 PURGE = f"{JOBS}purge/"

@@ -9,6 +9,9 @@ import pytest
 
 from django_jobs.runtime.garbage import YOUNGEST, rare_collections
 
+# Each case looks through all that the test run has loaded.
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
