@@ -42,7 +42,7 @@ def insert(executions: Sequence[JobExecution], *, now: datetime, using: str) -> 
             row.scheduled_at = now
         row.status = Status.SCHEDULED if later else Status.PENDING
     if len(executions) == 1:
-        executions[0].save(force_insert=True, using=using)
+        rows.insert(executions[0], connections[using])
     else:
         JobExecution.objects.using(using).bulk_create(executions)
 
@@ -62,7 +62,7 @@ def claim(
 ) -> list[JobExecution]:
     """Move up to `limit` pending rows of one queue to RUNNING for this worker, best first; called by workers.
 
-    With `ids` only of those: the processes that run what they push know which rows they were told of.
+    With `ids` only of those: direct mode was told of them, and of jobs with a limit the best are chosen beforehand.
     Takes nothing unless the worker's own row beat within `lost_after` seconds: a worker that others may already have
     declared dead must not start anything.
     """
@@ -102,8 +102,8 @@ def claim(
     if connection.vendor == "mysql":
         return _claim_in_two_steps(connection, best, chosen, changed, written)
     if connection.vendor == "postgresql":
-        # An array is made once: a subquery may run again for each row and lock more of them than the limit. Beside a
-        # join of a CTE it also halves what the planner has to think about.
+        # An array is made once: a plain subquery may run again for each row, and lock more of them than the limit. The
+        # planner needs half as long for it as for a join with a CTE.
         those = f"id = ANY (ARRAY (SELECT id {best} FOR NO KEY UPDATE SKIP LOCKED))"
     else:
         those = f"id IN (SELECT id {best}) AND status = 'pending'"
@@ -325,7 +325,7 @@ def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) ->
             moment,
         )
         alike.setdefault((values, ending.run_no), []).append(ending.execution_id)
-    # By their statement, which is another one for each number of ids.
+    # By their statement, which outside of PostgreSQL is another one for each number of ids.
     batches: dict[str, list[list[Any]]] = {}
     for (values, run_no), ids in alike.items():
         mine, fence = _mine(ids, run_no, connection, wait)
