@@ -162,14 +162,15 @@ def insert(row: JobExecution, connection: BaseDatabaseWrapper) -> None:
 @lru_cache(maxsize=8)
 def _writers(alias: str) -> list[tuple[str, str, Callable[[Any, BaseDatabaseWrapper], Any]]]:
     """Return for each field where its value is kept, its quoted column, and what makes a parameter of the value."""
+    fields: Fields = JobExecution._meta.concrete_fields
     quote = connections[alias].ops.quote_name
-    return [(field.attname, quote(field.column), _writer(field)) for field in JobExecution._meta.concrete_fields]
+    return [(field.attname, quote(field.column), _writer(field)) for field in fields]
 
 
 def _writer(field: Any) -> Callable[[Any, BaseDatabaseWrapper], Any]:
     match field:
         case StrictJSONField():
-            return lambda value, connection: text(value)
+            return lambda value, connection: json.dumps(value, cls=StrictJSONEncoder)
         case UTCDateTimeField():
             return instant
         case UUIDField():
