@@ -1,5 +1,6 @@
 """Settings of the benchmarks: one database, from DATABASE_URL, and durable commits as the server has them."""
 
+import importlib.util
 import os
 from typing import Any
 
@@ -16,9 +17,11 @@ if "sqlite" in DATABASES["default"]["ENGINE"]:
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
     }
 elif "mysql" in DATABASES["default"]["ENGINE"]:
-    import pymysql
+    # mysqlclient where it is installed, as most run it; the driver of the tests is written in Python.
+    if importlib.util.find_spec("MySQLdb") is None:
+        import pymysql
 
-    pymysql.install_as_MySQLdb()
+        pymysql.install_as_MySQLdb()
 DJANGO_JOBS: dict[str, Any] = {"DISPATCHER": os.environ.get("BENCHMARK_DISPATCHER", "database")}
 if _redis_url := os.environ.get("BENCHMARK_REDIS_URL"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": _redis_url}}

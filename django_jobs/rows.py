@@ -62,22 +62,22 @@ def columns(connection: BaseDatabaseWrapper, fields: Fields) -> str:
     # By count: no two sets of fields have the same, and hashing one costs more than joining it.
     known = (connection.vendor, len(fields))
     if known not in _columns:
-        _columns[known] = ", ".join(_column(field, connection) for field in fields)
+        _columns[known] = ", ".join(_column(field, fields, connection) for field in fields)
     return _columns[known]
 
 
-def _column(field: Any, connection: BaseDatabaseWrapper) -> str:
+def _column(field: Any, fields: Fields, connection: BaseDatabaseWrapper) -> str:
     name = connection.ops.quote_name(field.column)
-    # The text of an instant, through Django's loader, costs as much as ten other columns.
-    return f"date_part('epoch', {name})" if _comes_as_seconds(field, connection) else name
+    return f"date_part('epoch', {name})" if _comes_as_seconds(field, fields, connection) else name
 
 
-def _comes_as_seconds(field: Any, connection: BaseDatabaseWrapper) -> bool:
-    return connection.vendor == "postgresql" and isinstance(field, UTCDateTimeField)
+def _comes_as_seconds(field: Any, fields: Fields, connection: BaseDatabaseWrapper) -> bool:
+    # The text of an instant, through Django's loader, costs a claim as much as ten other columns. Those of its rows are
+    # past: until the year 2106 a float holds half a microsecond.
+    return fields is CLAIMED and connection.vendor == "postgresql" and isinstance(field, UTCDateTimeField)
 
 
 def _from_seconds(value: float | None, *_: Any) -> datetime | None:
-    # To the microsecond: until the year 2106 a float holds half of one.
     return None if value is None else datetime.fromtimestamp(value, UTC)
 
 
@@ -85,6 +85,8 @@ def _from_seconds(value: float | None, *_: Any) -> datetime | None:
 def _plan(alias: str, use_tz: bool, fields: Fields) -> tuple[list[str], list[tuple[int, list[Callable[..., Any]]]]]:
     """Return under which names the columns are kept, and which positions need which converters."""
     connection = connections[alias]
+    # psycopg hands out aware datetimes under USE_TZ already.
+    ready: tuple[type, ...] = (UTCDateTimeField,) if connection.vendor == "postgresql" and use_tz else ()
     names, converters = [], []
     for position, field in enumerate(fields):
         if isinstance(field, StrictJSONField):
@@ -93,9 +95,9 @@ def _plan(alias: str, use_tz: bool, fields: Fields) -> tuple[list[str], list[tup
             continue
         names.append(field.attname)
         steps = connection.ops.get_db_converters(Col(TABLE, field)) + field.get_db_converters(connection)
-        if _comes_as_seconds(field, connection):
-            steps = [_from_seconds]
-        if steps:
+        if _comes_as_seconds(field, fields, connection):
+            converters.append((position, [_from_seconds]))
+        elif steps and not isinstance(field, ready):
             converters.append((position, steps))
     return names, converters
 
