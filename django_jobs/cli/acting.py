@@ -47,7 +47,7 @@ def push(
     if priority is not None:
         options["priority"] = int(priority) if priority.lstrip("-").isdecimal() else priority
     # Not in this process, which ends in a moment, whatever the dispatcher.
-    with dispatchers.get_dispatcher().aside():
+    with dispatchers.get_dispatcher().without_running():
         row = job.using(**options).push(**values)
     if not row.created:
         raise NothingDone(f"{job.name} was not pushed: {row} has the key {row.key!r} and is {row.status}.")
@@ -59,14 +59,14 @@ def trigger(terminal: Terminal, name: str, *, by: str) -> None:
     job = registry.get(name)
     if job.cron is None:
         raise UsageError(f"{job.name} is a pushed job and trigger is for cron jobs: manage.py jobs push {job.name}")
-    with dispatchers.get_dispatcher().aside():
+    with dispatchers.get_dispatcher().without_running():
         row = job.trigger(by=by)
     _tell(terminal, row, "triggered")
 
 
 def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
     """Pause a job or a queue."""
-    subject, changed = _held(services.pause_job, services.pause_queue, name, queue, by=by)
+    subject, changed = _pause_or_resume(services.pause_job, services.pause_queue, name, queue, by=by)
     terminal.json({"job": name, "queue": queue, "is_paused": True, "changed": changed})
     if not changed:
         raise NothingDone(f"{subject} was paused before.")
@@ -76,21 +76,21 @@ def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -
 
 def resume(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -> None:
     """Resume a job or a queue."""
-    subject, changed = _held(services.resume_job, services.resume_queue, name, queue, by=by)
+    subject, changed = _pause_or_resume(services.resume_job, services.resume_queue, name, queue, by=by)
     terminal.json({"job": name, "queue": queue, "is_paused": False, "changed": changed})
     if not changed:
         raise NothingDone(f"{subject} was not paused.")
     terminal.line(f"{subject} is resumed.")
 
 
-def _held(
-    hold_job: Callable[..., bool], hold_queue: Callable[..., bool], name: str | None, queue: str | None, *, by: str
+def _pause_or_resume(
+    on_job: Callable[..., bool], on_queue: Callable[..., bool], name: str | None, queue: str | None, *, by: str
 ) -> tuple[str, bool]:
-    """Pause or resume what is named; return how to call it, and whether that changed anything."""
+    """Call the verb for what is named; return how to call that in a message, and whether anything changed."""
     if name is not None and queue is None:
-        return name, hold_job(name, by=by)
+        return name, on_job(name, by=by)
     if queue is not None and name is None:
-        return f"The queue {queue}", hold_queue(queue, by=by)
+        return f"The queue {queue}", on_queue(queue, by=by)
     raise UsageError("Give the name of a job, or --queue with the name of a queue.")
 
 

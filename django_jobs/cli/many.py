@@ -61,7 +61,7 @@ def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *,
     done, skipped = 0, Counter[str]()
     for page in _pages(rows):
         # What is queued again runs elsewhere, see acting.push().
-        with dispatchers.get_dispatcher().aside():
+        with dispatchers.get_dispatcher().without_running():
             report = verb.run(JobExecution.objects.using(using).filter(pk__in=page), by=by)
         done += report.done
         skipped.update(short_reason(row, why) for row, why in report.skipped)

@@ -32,7 +32,7 @@ class Dispatcher(ABC):
     The table is the truth. A hint that is lost costs latency, until a worker polls; one that is doubled, late or about
     a row that is gone costs a look. So a dispatcher never retries for long, never blocks for long and keeps nothing
     that must survive. It is called after commit, from any thread, never reads or writes executions, and asks the
-    database nothing inside a transaction; all this unless it runs the jobs itself, see aside().
+    database nothing inside a transaction; all this unless it runs the jobs itself, see without_running().
     """
 
     # What Job.mode shows. Those of django_jobs: "database", "queue" (redis), "direct"; for tests "immediate", "dummy".
@@ -70,7 +70,7 @@ class Dispatcher(ABC):
         """
         return _Silent()
 
-    def aside(self) -> AbstractContextManager[None]:
+    def without_running(self) -> AbstractContextManager[None]:
         """Start no job in this process while the block runs; for dispatchers that run jobs themselves.
 
         Entered by runjobs: its worker, if it has one, starts jobs.

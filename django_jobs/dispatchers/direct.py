@@ -51,14 +51,14 @@ class DirectDispatcher(DatabaseDispatcher):
         super().cancel_hint(ids)
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """See Dispatcher.aside()."""
+    def without_running(self) -> Iterator[None]:
+        """See Dispatcher.without_running()."""
         here = self._here()
-        here.aside += 1
+        here.suspended += 1
         try:
             yield
         finally:
-            here.aside -= 1
+            here.suspended -= 1
 
     def describe(self) -> str:
         """See Dispatcher.describe()."""
@@ -78,7 +78,7 @@ class _Process:
     """What one process has to run jobs with: nothing at first, then a runner."""
 
     def __init__(self, pid: int) -> None:
-        self.aside = 0
+        self.suspended = 0
         self._pid = pid
         self._lock = threading.Lock()
         self._runner: DirectRunner | None = None
@@ -89,7 +89,7 @@ class _Process:
         """Run these rows, or return those that are left to others."""
         runner = self._runner
         if runner is None or runner.is_broken:
-            if self.aside or self._is_exiting or not ids:
+            if self.suspended or self._is_exiting or not ids:
                 return ids
             runner = self._start()
         return runner.put(queue, ids, priority=priority)

@@ -27,12 +27,12 @@ class ImmediateDispatcher(DatabaseDispatcher):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        self._aside = 0
+        self._suspended = 0
         self._thread = threading.local()
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
         """Run these rows now."""
-        if self._aside:
+        if self._suspended:
             super().hint(queue, ids, priority=priority)
         elif (waiting := getattr(self._thread, "waiting", None)) is not None:
             waiting.append((queue, ids))
@@ -40,13 +40,13 @@ class ImmediateDispatcher(DatabaseDispatcher):
             self._run_all(deque([(queue, ids)]))
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """See Dispatcher.aside()."""
-        self._aside += 1
+    def without_running(self) -> Iterator[None]:
+        """See Dispatcher.without_running()."""
+        self._suspended += 1
         try:
             yield
         finally:
-            self._aside -= 1
+            self._suspended -= 1
 
     def describe(self) -> str:
         """See Dispatcher.describe()."""

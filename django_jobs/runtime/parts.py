@@ -67,7 +67,7 @@ class Parts:
                 exclude=options.exclude,
                 concurrency=options.concurrency,
                 using=using,
-                pauses=stage,
+                observed=stage,
                 max_jobs=limits.max_jobs,
                 on_recycle=on_recycle,
                 on_spent=partial(on_limit, f"{limits.max_jobs} runs were started"),
@@ -103,7 +103,7 @@ class Parts:
 def subscribed(worker: Worker | None, options: Options) -> Iterator[Subscription | None]:
     """Have the dispatcher wake the worker while the block runs, and start nothing by itself."""
     dispatcher = dispatchers.get_dispatcher()
-    with dispatcher.aside():
+    with dispatcher.without_running():
         if worker is None:
             yield None
             return

@@ -16,7 +16,7 @@ from django_jobs.runtime.fleet import Fleet
 from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.portions import PAGE, distinct, portions
 from django_jobs.runtime.surplus import Surplus
-from django_jobs.runtime.worker import Pauses
+from django_jobs.runtime.worker import Observed
 from django_jobs.states import Parked
 
 # A little less than the second within which every process sees a pause.
@@ -30,14 +30,11 @@ NAMES_EVERY = timedelta(seconds=5)
 QUEUES_EVERY = timedelta(seconds=2)
 
 
-class Stage(Pauses):
-    """Moves rows between SCHEDULED and PENDING, and tells the worker of its process what is paused."""
+class Stage(Observed):
+    """Moves rows between SCHEDULED and PENDING, and tells the worker of its process what it saw meanwhile."""
 
     def __init__(self, *, using: str, watch_queues: bool = False) -> None:
         """Take `watch_queues` to know in which queues rows are pending, for a worker that serves any."""
-        self.paused_jobs: frozenset[str] = frozenset()
-        self.paused_queues: frozenset[str] = frozenset()
-        self.pending_queues: frozenset[str] = frozenset()
         self._using = using
         self._watch_queues = watch_queues
         self._fleet = Fleet(using=using)
@@ -56,33 +53,17 @@ class Stage(Pauses):
         self._names_at: datetime | None = None
         self._queues_at: datetime | None = None
 
-    def jobs(self) -> Collection[str]:
-        """See Pauses.jobs()."""
-        return self.paused_jobs
-
-    def queues(self) -> Collection[str]:
-        """See Pauses.queues()."""
-        return self.paused_queues
-
-    def seen_queues(self) -> Collection[str]:
-        """See Pauses.seen_queues()."""
-        return self.pending_queues
-
-    def limited(self) -> Collection[str]:
-        """See Pauses.limited()."""
-        return self._surplus.seen
-
     def tick(self, now: datetime | None = None) -> float:
         """Stage once; return 0 when there is more to do, else the seconds to the next due row, at most one."""
         now = now or clock.now(self._using)
         self._moves.forget(now)
         self._read_pauses()
         more = bool(self.paused_jobs) and not self._park(self.paused_jobs, Q(), Parked.PAUSED, now)
-        # Twice the share: what is due is what people wait for.
         reasons = self._look()
         more |= self._promote(now)
         more |= self._park_unknown(now)
         soon = self._surplus.tick(now, self.paused_jobs, self._share())
+        self.limited_jobs = self._surplus.seen
         more |= self._unpark(reasons, now)
         if self._queues_at is None or not timedelta() <= now - self._queues_at < QUEUES_EVERY:
             self.look_for_queues(now)
@@ -122,6 +103,7 @@ class Stage(Pauses):
     def _promote(self, now: datetime) -> bool:
         if self._due_at is None or self._due_at > now:
             return False
+        # Twice the share: what is due is what people wait for.
         self._share(2)
         due = self._moves.rows().due(now).order_by("scheduled_at", "pk")
         window = sorted(due.values_list("rank", "scheduled_at", "pk", "queue")[:WINDOW])

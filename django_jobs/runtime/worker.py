@@ -27,24 +27,17 @@ logger = logging.getLogger("django_jobs.worker")
 SOON = (0.005, 0.010, 0.025)
 
 
-class Pauses:
-    """What this worker must leave alone now; the base knows of no pause."""
+class Observed:
+    """What stage saw in the tables lately, for claims; the base saw nothing."""
 
-    def jobs(self) -> Collection[str]:
-        """Names whose rows are not claimed."""
-        return ()
-
-    def queues(self) -> Collection[str]:
-        """Queues that are not claimed from."""
-        return ()
-
-    def seen_queues(self) -> Collection[str]:
-        """Queues in which pending rows were seen lately."""
-        return ()
-
-    def limited(self) -> Collection[str]:
-        """Names of jobs with `concurrency=` of which rows near the head of a queue were seen lately."""
-        return ()
+    # Names whose rows are not claimed.
+    paused_jobs: frozenset[str] = frozenset()
+    # Queues that are not claimed from.
+    paused_queues: frozenset[str] = frozenset()
+    # Queues in which rows are pending, looked for on behalf of a worker that serves any.
+    pending_queues: frozenset[str] = frozenset()
+    # Names of jobs with `concurrency=` of which rows are near the head of a queue.
+    limited_jobs: frozenset[str] = frozenset()
 
 
 class Worker:
@@ -58,7 +51,7 @@ class Worker:
         exclude: Collection[str] = (),
         concurrency: int,
         using: str,
-        pauses: Pauses | None = None,
+        observed: Observed | None = None,
         max_jobs: int | None = None,
         on_recycle: Callable[[bool], None] = lambda usable: None,
         on_spent: Callable[[], None] = lambda: None,
@@ -68,7 +61,7 @@ class Worker:
         self._queues = queues
         self._exclude = frozenset(exclude)
         self._using = using
-        self._pauses = pauses or Pauses()
+        self._observed = observed or Observed()
         self._max_jobs = max_jobs
         self._on_spent = on_spent
         self._claiming = True
@@ -116,7 +109,7 @@ class Worker:
         return room if self._max_jobs is None else min(room, self._max_jobs - self.claimed)
 
     def tick(self, now: datetime | None = None) -> float:
-        """Claim once for the slots that are free; return when to look again."""
+        """Claim once for the slots that are free; return after how many seconds to look again."""
         settings = get_settings()
         free = self.wanted()
         if not free:
@@ -144,7 +137,7 @@ class Worker:
 
     def claim(self, limit: int, now: datetime | None = None) -> list[JobExecution]:
         """Take up to `limit` rows, best first over all queues this worker serves."""
-        known = registry.names().difference(self._pauses.jobs())
+        known = registry.names().difference(self._observed.paused_jobs)
         queues = self.served_queues()
         if not known or not queues:
             return []
@@ -152,7 +145,7 @@ class Worker:
         limited = known & self._limited.names()
         names = sorted(known - limited)
         rows: list[JobExecution] = []
-        if limited and (seen := self._limited.ready(limited.intersection(self._pauses.limited()))):
+        if limited and (seen := self._limited.ready(limited.intersection(self._observed.limited_jobs))):
             rows += self._claim_limited(seen, names, queues, limit, now)
         rows += self._claim_others(names, list(queues), limit - len(rows), now)
         # When nothing else is left it costs nobody anything to look for those that nobody has seen yet.
@@ -198,13 +191,13 @@ class Worker:
     def served_queues(self) -> list[str]:
         """Return the queues to claim from now: those named, or any that a job declares or that holds pending rows."""
         queues = (
-            registry.queues().union(self._pauses.seen_queues()) if self._queues is None else frozenset(self._queues)
+            registry.queues().union(self._observed.pending_queues) if self._queues is None else frozenset(self._queues)
         )
-        return sorted(queues.difference(self._exclude, self._pauses.queues()))
+        return sorted(queues.difference(self._exclude, self._observed.paused_queues))
 
     def serves(self) -> Q:
         """Return the condition on rows that this worker would claim from their queue now, seen before or not."""
-        left_alone = Q(queue__in=self._exclude.union(self._pauses.queues()))
+        left_alone = Q(queue__in=self._exclude.union(self._observed.paused_queues))
         return ~left_alone if self._queues is None else ~left_alone & Q(queue__in=self._queues)
 
     def _best_queue(self, queues: list[str], names: list[str]) -> tuple[str | None, int | None]:

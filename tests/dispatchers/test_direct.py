@@ -37,7 +37,7 @@ class TestInAProcessOfRunjobs(DispatcherContract):
     @pytest.fixture
     def dispatcher(self) -> Iterator[DirectDispatcher]:
         made = DirectDispatcher({"LISTEN": False})
-        with made.aside():
+        with made.without_running():
             yield made
         made.close()
 
@@ -433,7 +433,7 @@ def test_a_forked_child_begins_anew_and_touches_nothing_of_its_parent(
 
 def test_in_a_process_of_runjobs_the_worker_runs_what_is_pushed(mode: Callable[..., DirectDispatcher]) -> None:
     dispatcher = mode()
-    with dispatcher.aside(), a_worker():
+    with dispatcher.without_running(), a_worker():
         row = ended(mark.push())
     assert Worker.objects.get(pk=row.worker_id).roles == ["worker"]
     assert dispatcher._here()._runner is None

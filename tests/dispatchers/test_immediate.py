@@ -28,7 +28,7 @@ class TestInAProcessOfRunjobs(DispatcherContract):
     @pytest.fixture
     def dispatcher(self) -> Iterator[ImmediateDispatcher]:
         made = ImmediateDispatcher({"LISTEN": False})
-        with made.aside():
+        with made.without_running():
             yield made
         made.close()
 
@@ -307,6 +307,6 @@ def test_in_a_process_of_runjobs_the_worker_runs_it(settings: Settings) -> None:
     def work() -> None:
         threads.append(threading.current_thread().name)
 
-    with jobs_of(work) as [working], get_dispatcher().aside(), a_worker():
+    with jobs_of(work) as [working], get_dispatcher().without_running(), a_worker():
         assert ended(working.push()).status == Status.OK
     assert threads[0].startswith("django_jobs slot")

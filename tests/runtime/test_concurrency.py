@@ -193,7 +193,7 @@ class TestWorker:
             rows = [(one if n % 2 else other).using(priority=-n).push() for n in range(6)]
             tick = Stage(using="default", watch_queues=True)
             tick.tick()
-            worker = unstarted(pauses=tick)
+            worker = unstarted(observed=tick)
             claimed = []
             for _ in rows:
                 (row,) = worker.claim(1)
@@ -209,7 +209,7 @@ class TestWorker:
             rows = [other.push() for _ in range(2)]
             tick = Stage(using="default", watch_queues=True)
             tick.tick()
-            assert [row.pk for row in unstarted(pauses=tick).claim(3)] == [first.pk, *(row.pk for row in rows)]
+            assert [row.pk for row in unstarted(observed=tick).claim(3)] == [first.pk, *(row.pk for row in rows)]
 
     @pytest.mark.medium
     def test_short_runs_are_not_held_up_by_the_limit(self) -> None:
@@ -257,7 +257,7 @@ class TestSurplus:
         pending = {pk for pk, row in found.items() if row.status == Status.PENDING}
         assert pending == {row.pk for row in (*high, *normal[:2], other)}
         assert {found[row.pk].parked_reason for row in normal[2:]} == {"concurrency"}
-        assert set(tick.limited()) == {"acc.three", "acc.three_of_old"}
+        assert tick.limited_jobs == {"acc.three", "acc.three_of_old"}
 
     def test_a_few_more_than_are_kept_stay(self, limited: Job[...], now: datetime) -> None:
         rows_of(limited, 12, now=now)
@@ -319,7 +319,7 @@ class TestSurplus:
         tick = Stage(using="default")
         tick.tick(now)
         assert {statuses()[row.pk] for row in parked} == {Status.SCHEDULED}
-        assert set(tick.limited()) == set()
+        assert tick.limited_jobs == set()
 
     def test_after_a_pause_rows_come_back_a_few_at_a_time(self, limited: Job[...], now: datetime) -> None:
         limited.pause()

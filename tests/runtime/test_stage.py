@@ -148,8 +148,8 @@ def test_pauses_are_read_for_the_worker(now: datetime) -> None:
     QueueStateFactory(queue="other")
     tick = Stage(using="default")
     tick.tick(now)
-    assert set(tick.jobs()) == {"acc.mark"}
-    assert set(tick.queues()) == {"mail"}
+    assert tick.paused_jobs == {"acc.mark"}
+    assert tick.paused_queues == {"mail"}
 
 
 def test_rows_of_a_paused_job_are_parked_and_come_back_when_it_is_resumed(now: datetime, monkeypatch: Any) -> None:
@@ -192,7 +192,7 @@ def test_rows_pushed_under_an_old_name_are_paused_with_their_job(now: datetime) 
         JobStateFactory(job_name="acc.new_name", paused=True)
         tick = Stage(using="default")
         tick.tick(now)
-    assert set(tick.jobs()) == {"acc.new_name", "acc.old_name"}
+    assert tick.paused_jobs == {"acc.new_name", "acc.old_name"}
     assert statuses()[row.pk] == Status.SCHEDULED
 
 
@@ -292,8 +292,8 @@ def test_queues_with_pending_rows_are_seen_only_where_they_are_asked_for(now: da
     asked, other = Stage(using="default", watch_queues=True), Stage(using="default")
     asked.tick(now)
     other.tick(now)
-    assert set(asked.seen_queues()) == {"a", "b", "c"}
-    assert set(other.seen_queues()) == set()
+    assert asked.pending_queues == {"a", "b", "c"}
+    assert other.pending_queues == set()
 
 
 @pytest.mark.postgres

@@ -13,7 +13,7 @@ from django_jobs import JobContext, Keep, Reschedule, Retry, clock, job, signals
 from django_jobs.execution import announcer, pool
 from django_jobs.execution.liveness import Watch
 from django_jobs.models import JobExecution
-from django_jobs.runtime.worker import Pauses
+from django_jobs.runtime.worker import Observed
 from django_jobs.states import Status
 from tests.runtime.workers import a_liveness, a_worker, ended, jobs_of
 from tests.support import assert_consistent, wait_for
@@ -65,11 +65,9 @@ def test_a_job_of_higher_priority_is_claimed_first_over_all_queues() -> None:
         noting.using(queue="a", priority="critical").push(name="critical")
         noting.using(queue="b", priority="high").push(name="high")
 
-        class Seen(Pauses):
-            def seen_queues(self) -> list[str]:
-                return ["a", "b"]
-
-        with a_worker(concurrency=1, pauses=Seen()) as worker:
+        seen = Observed()
+        seen.pending_queues = frozenset({"a", "b"})
+        with a_worker(concurrency=1, observed=seen) as worker:
             wait_for(lambda: worker.claimed == 4 and worker.is_idle, 10, "all ran")
     assert order == ["critical", "high", "normal", "low"]
 
@@ -79,20 +77,13 @@ def test_a_paused_job_and_a_paused_queue_are_left_alone() -> None:
 
     def second() -> None: ...
 
-    class Paused(Pauses):
-        def jobs(self) -> list[str]:
-            return ["tests.first"]
-
-        def queues(self) -> list[str]:
-            return ["slow"]
-
-        def seen_queues(self) -> list[str]:
-            return ["slow"]
-
+    paused = Observed()
+    paused.paused_jobs = frozenset({"tests.first"})
+    paused.paused_queues = paused.pending_queues = frozenset({"slow"})
     with jobs_of(first, second) as [one, two]:
         left = [one.push(), two.using(queue="slow").push()]
         done = two.push()
-        with a_worker(pauses=Paused()):
+        with a_worker(observed=paused):
             assert ended(done).status == Status.OK
         for row in left:
             row.refresh_from_db()
