@@ -22,19 +22,19 @@ class Lifeline:
     """The supervisor's end of the line to one process; it asks no database, so that an outage ends nobody."""
 
     def __init__(self) -> None:
-        self._own, self._childs = socket.socketpair()
+        self._own, self._child_end = socket.socketpair()
         self._own.settimeout(0.0)
         self._listened_at: float | None = None
         self._silence = 0.0
 
     @property
-    def childs(self) -> int:
+    def child_end(self) -> int:
         """The file that becomes the child's standard input."""
-        return self._childs.fileno()
+        return self._child_end.fileno()
 
     def hand_over(self) -> None:
         """Let go of the child's end, which is the child's alone from now on."""
-        self._childs.close()
+        self._child_end.close()
 
     def silence(self, now: float) -> float:
         """Return for how many seconds nothing was heard in looks at the line, by the monotonic time of `now`.
@@ -51,7 +51,7 @@ class Lifeline:
     def close(self) -> None:
         """Let go of both ends."""
         self._own.close()
-        self._childs.close()
+        self._child_end.close()
 
     def _hears(self) -> bool:
         # A child that has ended closes the line; that it has is seen elsewhere.
@@ -60,7 +60,7 @@ class Lifeline:
         return False
 
 
-def hold_on(when_supervisor_is_gone: Callable[[], None]) -> None:
+def hold_lifeline(when_supervisor_is_gone: Callable[[], None]) -> None:
     """Show life from a thread of its own, and call once when the supervisor has died in whatever way.
 
     The thread shows that this process is not stopped and that its threads get to run, and no more: what its loops wait

@@ -28,7 +28,7 @@ from django_jobs.runtime.garbage import rare_collections
 from django_jobs.runtime.health import Health
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
-from django_jobs.runtime.lifeline import hold_on
+from django_jobs.runtime.lifeline import hold_lifeline
 from django_jobs.runtime.once import run_once
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.parts import Parts, subscribed
@@ -99,7 +99,7 @@ class Runner:
         started = time.monotonic()
         with self._requests.signals(), contextlib.ExitStack() as stack:
             if self._child is not None:
-                hold_on(self._on_orphaned)
+                hold_lifeline(self._on_orphaned)
             try:
                 self._requests.let_in()
                 self._tell_of_health(stack)

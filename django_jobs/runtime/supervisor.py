@@ -246,7 +246,7 @@ class Supervisor:
             with without_interrupts():
                 # Not a fork: no connection, thread or lock of this process gets into a child.
                 member.process = subprocess.Popen(  # noqa: S603 - this very command
-                    self._command, env=member.child.environment(), stdin=member.line.childs
+                    self._command, env=member.child.environment(), stdin=member.line.child_end
                 )
             member.line.hand_over()
         except OSError as error:

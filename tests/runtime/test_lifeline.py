@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_jobs.runtime import lifeline as module
-from django_jobs.runtime.lifeline import MOST_AT_ONCE, Lifeline, hold_on
+from django_jobs.runtime.lifeline import MOST_AT_ONCE, Lifeline, hold_lifeline
 from tests.support import wait_for
 
 Hold = Callable[[], threading.Event]
@@ -32,9 +32,9 @@ def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
     gone = threading.Event()
 
     def start() -> threading.Event:
-        os.dup2(line.childs, place)
+        os.dup2(line.child_end, place)
         line.hand_over()
-        hold_on(gone.set)
+        hold_lifeline(gone.set)
         return gone
 
     yield start
@@ -44,7 +44,7 @@ def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
 
 
 def show_life(line: Lifeline) -> None:
-    os.write(line.childs, b".")
+    os.write(line.child_end, b".")
 
 
 def test_silence_is_counted_from_the_last_sign(line: Lifeline) -> None:
@@ -77,7 +77,7 @@ def test_a_child_shows_life_again_and_again(line: Lifeline, hold: Hold) -> None:
 
 
 def test_a_child_of_which_nobody_takes_note_goes_on(line: Lifeline, hold: Hold) -> None:
-    os.set_blocking(line.childs, False)
+    os.set_blocking(line.child_end, False)
     with pytest.raises(BlockingIOError):
         while True:
             show_life(line)
