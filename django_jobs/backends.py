@@ -137,7 +137,7 @@ class JobsBackend(BaseTaskBackend):
             found.append(checks.Error(text, hint=hint, id="django_jobs.E006"))
         served = None if problems(raw_settings()) else get_settings().queues
         # W005 tells of queues that jobs, and so tasks, are declared for.
-        told = {made.queue for made in registry.all_jobs()}
+        told = registry.queues()
         for queue in sorted(self.queues, key=str):
             try:
                 options.queue(queue)
@@ -292,7 +292,8 @@ def _error(*, exception: str = "", message: str = "", traceback: str = "", **res
 def _worker_ids(row: JobExecution) -> list[str]:
     """Return one for each attempt: the id of the last one's worker, what the history says of those before."""
     known = {entry.get("attempt"): entry.get("worker", "") for entry in row.errors}
-    return [*(known.get(number, "") for number in range(1, row.attempt)), *([str(row.worker_id)] * bool(row.attempt))]
+    before = [known.get(number, "") for number in range(1, row.attempt)]
+    return [*before, str(row.worker_id)] if row.attempt else []
 
 
 def _instant(value: datetime | None) -> datetime | None:

@@ -28,7 +28,7 @@ class QueueFacts:
 
 def named_queues() -> set[str]:
     """Return the queues that jobs or the settings name."""
-    return {"default", *(job.queue for job in registry.all_jobs()), *(get_settings().queues or ())}
+    return {"default", *registry.queues(), *(get_settings().queues or ())}
 
 
 def queue_facts(figures: Figures, *, using: str) -> list[QueueFacts]:

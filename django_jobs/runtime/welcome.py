@@ -30,7 +30,7 @@ def welcome(options: Options, using: str) -> list[str]:
         without = f" except {', '.join(options.exclude)}" if options.exclude else ""
         times = "" if options.processes is None else f"{options.processes} times "
         lines.append(f"queues: {queues}{without}; slots: {times}{options.concurrency}")
-        known = {job.queue for job in jobs}
+        known = registry.queues()
         if unused := sorted(set(options.served or ()) - known):
             lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
         lines += _small_pools(options.concurrency)

@@ -98,5 +98,5 @@ class Hints(Session):
         if names is None:
             key = self._keys.queues
             hinted = self._keys.ask(self._client, [key], lambda: self._client.smembers(key))
-            names = frozenset(job.queue for job in registry.all_jobs()) | {name.decode() for name in hinted}
+            names = registry.queues() | {name.decode() for name in hinted}
         self._served = [self._keys.queue(name) for name in sorted(names - self._exclude)]
