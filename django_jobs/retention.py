@@ -45,8 +45,8 @@ def trim(
     """Delete up to `limit` finished rows of one job and status, the oldest first, and return how many went.
 
     Those beyond the newest `keep` go (None keeps all, 0 none), and those that ended `max_age` (seconds) ago. An
-    answer of `limit` says that more may be left; the same `place` given each time, the next portion goes on behind this
-    one. Safe in any number of processes: rows another one deletes are skipped.
+    answer of `limit` says that more may be left: called again with the same `place`, it goes on where this portion
+    ended. Safe in any number of processes: rows another one deletes are skipped.
     """
     place = place or Place()
     surplus = _surplus(job_name, status, keep, max_age, place.at, now, using)

@@ -18,19 +18,19 @@ logger = logging.getLogger("django_jobs")
 # Seconds after which a thread's connections are tried before they are used again: the server, or something on the way
 # to it, may have ended them meanwhile. Django does so only where CONN_HEALTH_CHECKS is on.
 UNUSED = 1.0
-_last = threading.local()
+_thread = threading.local()
 
 
 @receiver(connection_created, dispatch_uid="django_jobs.connections")
-def _note(**kwargs: Any) -> None:
+def _note_opened(**kwargs: Any) -> None:
     """Remember that this thread has had a connection: where none ever was, nothing is to be tidied after each run."""
-    _last.opened = True
+    _thread.opened = True
 
 
 def freshen() -> None:
     """Tidy connections that lay idle; those in use a moment ago were tidied after it."""
     now = monotonic()
-    if now - getattr(_last, "used_at", now) > UNUSED:
+    if now - getattr(_thread, "used_at", now) > UNUSED:
         tidy()
 
 
@@ -39,11 +39,11 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
 
     `culprit` names the job that ran; a transaction it left open is rolled back and reported. Never raises.
     """
-    if not getattr(_last, "opened", False):
+    if not getattr(_thread, "opened", False):
         return
     now = monotonic()
-    is_long_ago = now - getattr(_last, "used_at", now) > UNUSED
-    _last.used_at = now
+    is_long_ago = now - getattr(_thread, "used_at", now) > UNUSED
+    _thread.used_at = now
     for connection in connections.all(initialized_only=True):
         if connection.connection is None:
             continue

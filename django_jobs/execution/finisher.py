@@ -216,9 +216,10 @@ class Finisher:
             if not run.recorded and (ending := ending_of(run, now, surplus=run in surplus)) is not None
         }
         moved = transitions.finish(list(endings.values()), now=now, using=self._using, wait=False) if endings else {}
-        if after_loss and (missing := [ending for ending in endings.values() if ending.execution_id not in moved]):
-            moved |= self._settled(missing, now)
-        ended, missing = [(run, Status.OK) for run in recorded], []
+        if after_loss and (unmoved := [ending for ending in endings.values() if ending.execution_id not in moved]):
+            moved |= self._settled(unmoved, now)
+        ended = [(run, Status.OK) for run in recorded]
+        missing: list[Ending] = []
         for run, ending in endings.items():
             if (status := moved.get(ending.execution_id)) is None:
                 missing.append(ending)

@@ -1,4 +1,4 @@
-"""Keep Python's garbage collector from walking through all that a process has loaded, again and again."""
+"""Keep Python's garbage collector from walking again and again through what a process has loaded; for the runner."""
 
 from __future__ import annotations
 

@@ -18,13 +18,12 @@ from django_jobs.runtime.options import Options, UsageError
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.startup import DatabaseNotReady, refuse_transaction
 
+logger = logging.getLogger("django_jobs")
+
 # Of the time there is, for the drain and for what follows it.
 SHARE = 0.2
 # Less does not suffice to interrupt handlers and to write how they ended.
 LEAST_AFTER_DRAIN = 4.0
-
-
-logger = logging.getLogger("django_jobs")
 
 
 class Failure(Exception):

@@ -84,7 +84,7 @@ def retry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
         if not keys.is_key_conflict(error):
             raise
         raise _held(row, "retried", keys.find_holder(row.job_name, active_key, using=using, conflict=True)) from error
-    return _pending(row, moved, "retried", "error or cancelled", using=using)
+    return _made_pending(row, moved, "retried", "error or cancelled", using=using)
 
 
 async def aretry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
@@ -131,7 +131,7 @@ def start_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     row = subject(execution, using=using)
     attribution(by)
     one = JobExecution.objects.using(using).filter(pk=row.pk)
-    return _pending(row, transitions.start_now(one, now=clock.now(using)), "started now", "scheduled", using=using)
+    return _made_pending(row, transitions.start_now(one, now=clock.now(using)), "started now", "scheduled", using=using)
 
 
 async def astart_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
@@ -214,7 +214,7 @@ def after_cancel(row: JobExecution, *, using: str) -> None:
         after_commit(connections[using], tell)
 
 
-def _pending(row: JobExecution, moved: int, verb: str, expected: str, *, using: str) -> JobExecution:
+def _made_pending(row: JobExecution, moved: int, verb: str, expected: str, *, using: str) -> JobExecution:
     """Return the row as it is now, and hint it; raise WrongStatus when the verb did not move it."""
     is_there = reload(row, using=using)
     if not moved:
