@@ -16,12 +16,11 @@ if "sqlite" in DATABASES["default"]["ENGINE"]:
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
     }
-elif "mysql" in DATABASES["default"]["ENGINE"]:
+elif "mysql" in DATABASES["default"]["ENGINE"] and importlib.util.find_spec("MySQLdb") is None:
     # mysqlclient where it is installed, as most run it; the driver of the tests is written in Python.
-    if importlib.util.find_spec("MySQLdb") is None:
-        import pymysql
+    import pymysql
 
-        pymysql.install_as_MySQLdb()
+    pymysql.install_as_MySQLdb()
 DJANGO_JOBS: dict[str, Any] = {"DISPATCHER": os.environ.get("BENCHMARK_DISPATCHER", "database")}
 if _redis_url := os.environ.get("BENCHMARK_REDIS_URL"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": _redis_url}}
