@@ -229,9 +229,10 @@ class TestWhatItDoes:
         )
         rows = [jobs.mark.push(), jobs.boom.push()]
         later = jobs.mark.using(delay=60).push()
+        tick = now - timedelta(minutes=1)
         with registry.isolated():
-
-            @job(name="acc.cron", cron="* * * * *", misfire_grace=3600)
+            # Once a day, so that it is due in the first call only, at whatever time this runs.
+            @job(name="acc.cron", cron=f"{tick.minute} {tick.hour} * * *", timezone="UTC", misfire_grace=3600)
             def cron() -> None: ...
 
             JobState.objects.create(
