@@ -8,6 +8,7 @@ the others come after the write they tell of, and never for a run that was lost.
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,10 @@ def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -
     sender = job.base
     try:
         answers: list[tuple[Any, Any]] = signal.send_robust(sender=sender, execution=execution, job=sender, **extra)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - SystemExit gets through send_robust(), and would end the thread
+    except BaseException as error:  # SystemExit and its like get through send_robust(), and would end the thread
+        # Only the main thread has it from a person at the keyboard.
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         answers = [("one of them", error)]
     for receiver, answer in answers:
         if isinstance(answer, BaseException):

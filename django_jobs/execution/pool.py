@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -152,7 +153,9 @@ class Pool:
         for _ in threads:
             self._tokens.put(None)
         if self._loop is not None and self._loop_thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            # A handler that stops it at this very moment ends it for us.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
             threads.append(self._loop_thread)
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0))
@@ -208,7 +211,7 @@ class Pool:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=_serve, args=(loop,), name="django_jobs event loop", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(loop,), name="django_jobs event loop", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -216,6 +219,25 @@ class Pool:
                 raise
             self._loop, self._loop_thread = loop, thread
         return self._loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run an event loop until this pool stops, and close it with all it holds."""
+        try:
+            while not self._stopped:
+                try:
+                    loop.run_forever()
+                    if not self._stopped:
+                        logger.error("a handler stopped the event loop, which goes on: other runs are on it, too")
+                except (
+                    BaseException
+                ):  # asyncio lets SystemExit and KeyboardInterrupt of a task out; other runs are here, too
+                    logger.exception("a task that a handler had made broke out of the event loop, which goes on")
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
 
     def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
         loop.create_task(self._arun(run))
@@ -286,22 +308,3 @@ def _answers(loop: asyncio.AbstractEventLoop) -> bool:
     except RuntimeError:
         return False
     return answered.wait(LOOP_PATIENCE)
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until it is stopped, and close it with all it holds."""
-    try:
-        while True:
-            try:
-                loop.run_forever()
-                break
-            except (
-                BaseException
-            ):  # asyncio lets SystemExit and KeyboardInterrupt of a task out; other runs are here, too
-                logger.exception("a task that a handler had made broke out of the event loop, which goes on")
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        loop.close()

@@ -125,6 +125,45 @@ def test_a_task_that_exits_ends_neither_the_event_loop_nor_the_runs_on_it() -> N
         assert [ended(row).status for row in rows] == [Status.OK, Status.OK]
 
 
+def test_a_handler_that_stops_the_event_loop_ends_neither_it_nor_the_runs_on_it() -> None:
+    stopped, release = threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        await asyncio.to_thread(release.wait, 10)
+
+    async def stops() -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        stopped.set()
+
+    with jobs_of(waits, stops) as [waiting, stopping], a_worker():
+        rows = [waiting.push(), stopping.push()]
+        assert stopped.wait(10)
+        release.set()
+        assert [ended(row).status for row in (*rows, stopping.push())] == [Status.OK] * 3
+
+
+@pytest.mark.parametrize("signal", [signals.job_started, signals.job_succeeded, signals.job_finished])
+def test_a_receiver_that_raises_keyboard_interrupt_ends_no_thread_of_the_worker(signal: Any) -> None:
+    received, died = [], []
+
+    def receive(**kwargs: Any) -> None:
+        received.append(1)
+        raise KeyboardInterrupt
+
+    def fine() -> None: ...
+
+    signal.connect(receive)
+    try:
+        with jobs_of(fine) as [fining], a_worker(on_death=died.append):
+            for times in (1, 2):
+                assert ended(fining.push()).status == Status.OK
+                wait_for(lambda times=times: len(received) == times, 10, "the receiver was told")
+    finally:
+        signal.disconnect(receive)
+    assert died == []
+
+
 @pytest.mark.medium
 def test_rows_go_back_untried_while_the_system_has_no_threads_for_them(
     settings: Any, monkeypatch: pytest.MonkeyPatch
