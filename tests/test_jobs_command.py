@@ -93,7 +93,7 @@ def test_executions_are_listed_newest_first_and_no_more_than_asked_for() -> None
     found = read("list", "--limit", 2)
     assert [each["key"] for each in found["executions"]] == ["k2", "k1"]
     assert (found["has_more"], found["is_cut"]) == (True, False)
-    assert "from 1 up" in refused(2, "list", "--limit", 0)
+    assert "from 1 to 1000000" in refused(2, "list", "--limit", 0)
 
 
 def test_a_list_is_narrowed_by_every_filter(own_jobs: None) -> None:
@@ -113,6 +113,11 @@ def test_a_list_is_narrowed_by_every_filter(own_jobs: None) -> None:
     assert ids("--key", "k", "--organization", "o") == {str(new.pk)}
     assert ids("--since", "2h") == {str(new.pk), str(parked.pk)}
     assert jobs("list", "--status", "cancelled") == "There is no such execution.\n"
+
+
+def test_the_first_day_there_was_narrows_nothing() -> None:
+    row = JobExecutionFactory()
+    assert str(row.pk) in jobs("list", "--since", "0001-01-01")
 
 
 def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +157,20 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("pause", "acc.mrk"), "did you mean 'acc.mark'?"),
         (("resume", "--queue", "no queue"), "queue='no queue'"),
         (("purge",), "--unregistered"),
-        (("tail", "--limit", "-1"), "from 0 up"),
+        (("tail", "--limit", "-1"), "from 0 to 1000000"),
+        (("tail", "--limit", "1" + 30 * "0"), "from 0 to 1000000"),
+        (("list", "--limit", "1" + 30 * "0"), "from 1 to 1000000"),
+        (("list", "--since", "9999-12-31T23:59:59-12:00"), "no dates so far away"),
+        (("list", "--since", "0001-01-01T00:00+14:00"), "no dates so far away"),
+        # What Python makes of bytes on a command line that are no UTF-8.
+        (("list", "--key", "\udcff"), "holds what is no text"),
+        (("list", "--key", "k", "--organization", "\udcff"), "holds what is no text"),
+        (("list", "--queue", "\udcff"), "holds what is no text"),
+        (("list", "--organization", "\udcff"), "holds what is no text"),
+        (("list", "--job", "\udcff"), "No job is called"),
+        (("pause", "\udcff"), "No job is called"),
+        (("resume", "\udcff"), "No job is called"),
+        (("push", "acc.mark", "--priority=--3"), "priority='--3'"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_mend_and_exit_code_2(own_jobs: None, args: tuple[str, ...], said: str) -> None:

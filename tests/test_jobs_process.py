@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -45,6 +46,29 @@ def test_mistakes_and_missing_tables_have_their_exit_codes_and_one_line(tmp_path
     assert empty.returncode == 3
     assert empty.stderr.strip().endswith("run manage.py migrate first.")
     assert len(empty.stderr.strip().splitlines()) == 1
+
+
+def test_what_an_output_has_no_letters_for_is_spelled_out() -> None:
+    row = JobExecutionFactory(key="наряд")
+    listed = manage("jobs", "list", PYTHONIOENCODING="ascii")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert str(row.pk) in listed.stdout
+    assert r"\u043d\u0430\u0440\u044f\u0434" in listed.stdout
+
+
+@pytest.mark.slow
+def test_streams_that_are_closed_keep_nothing_from_being_done() -> None:
+    row = JobExecutionFactory()
+    script = f"{shlex.join([*COMMAND, 'cancel', str(row.pk)])} <&- >&- 2>&-"
+    assert subprocess.run(script, shell=True, env=child_environment(), timeout=60, check=False).returncode == 0
+    row.refresh_from_db()
+    assert row.status == "cancelled"
+    script = f"{shlex.join([*COMMAND, 'retry', '--job', row.job_name, '--status', 'cancelled'])} <&-"
+    nobody = subprocess.run(
+        script, shell=True, env=child_environment(), timeout=60, capture_output=True, text=True, check=False
+    )
+    assert nobody.returncode == 2
+    assert "no terminal to ask on" in nobody.stderr
 
 
 @pytest.mark.slow

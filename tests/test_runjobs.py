@@ -103,13 +103,14 @@ def test_a_second_signal_ends_at_once_and_the_row_is_recoverable(runjobs: Start,
     assert status(row) == Status.RUNNING
 
 
+@pytest.mark.parametrize("options", ["--once", "--processes 1 --max-time 4"])
 @pytest.mark.django_db(transaction=True)
-def test_a_closed_standard_output_is_no_obstacle() -> None:
-    """Fault: started with `>&-`, as some init scripts do, it ended with a traceback at its first line."""
+def test_streams_that_are_closed_are_no_obstacle(options: str) -> None:
+    """Fault: started with `<&- >&- 2>&-`, as some init scripts do, it ended with a traceback before its first line."""
     row = jobs.mark.push()
-    command = ["sh", "-c", 'exec "$0" -m django runjobs --once >&-', sys.executable]
-    ended = subprocess.run(command, check=False, cwd=ROOT, env=child_environment(), stderr=subprocess.PIPE, timeout=60)
-    assert (ended.returncode, status(row)) == (0, Status.OK), ended.stderr
+    command = ["sh", "-c", f'exec "$0" -m django runjobs {options} <&- >&- 2>&-', sys.executable]
+    ended = subprocess.run(command, check=False, cwd=ROOT, env=child_environment(), timeout=60)
+    assert (ended.returncode, status(row)) == (0, Status.OK)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def push(
     if delay is not None:
         options["delay"] = seconds(delay, "--delay")
     if priority is not None:
-        options["priority"] = int(priority) if priority.lstrip("-").isdecimal() else priority
+        options["priority"] = int(priority) if priority.removeprefix("-").isdecimal() else priority
     # Not in this process, which ends in a moment, whatever the dispatcher.
     with dispatchers.get_dispatcher().without_running():
         row = job.using(**options).push(**values)

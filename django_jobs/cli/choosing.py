@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from django.utils import timezone
@@ -18,13 +18,15 @@ from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.listing import edge, id_bounds, of_status
 from django_jobs.runtime.portions import distinct
-from django_jobs.text import some
+from django_jobs.text import some, storable
 
 UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 NEAR = 5
+# So many executions can be listed in one go.
+MOST = 1_000_000
 NONE_BEGINS = "none begins with it."
-# Ids carry the time of the machine that made them, and created_at that of the database.
-SKEW = timedelta(minutes=10)
+# In seconds: ids carry the time of the machine that made them, and created_at that of the database.
+SKEW = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,13 @@ def filtered(filters: Filters, *, now: datetime, using: str) -> ExecutionQuerySe
     if filters.queue is not None:
         rows = rows.filter(queue=_storable(filters.queue))
     if filters.key is not None:
-        rows = rows.with_key(filters.organization, filters.key)
+        organization = None if filters.organization is None else _storable(filters.organization)
+        rows = rows.with_key(organization, _storable(filters.key))
     elif filters.organization is not None:
         rows = rows.filter(organization_id=_storable(filters.organization))
     if filters.since is not None:
         since = moment(filters.since, now=now)
-        rows = rows.filter(created_at__gte=since, pk__gte=_first_id(since - SKEW))
+        rows = rows.filter(created_at__gte=since, pk__gte=_first_id(since))
     return rows
 
 
@@ -152,7 +155,12 @@ def moment(text: str, *, now: datetime) -> datetime:
         found = None
     if found is None:
         raise UsageError(f"--since is {text!r}; expected a length of time as 30min, 2h or 7d, or 2026-03-01T12:00.")
-    return timezone.make_aware(found) if timezone.is_naive(found) else found
+    found = timezone.make_aware(found) if timezone.is_naive(found) else found
+    try:
+        found.astimezone(UTC)
+    except OverflowError as error:
+        raise UsageError(f"--since is {text!r}; there are no dates so far away.") from error
+    return found
 
 
 def seconds(text: str, option: str) -> float:
@@ -164,14 +172,21 @@ def seconds(text: str, option: str) -> float:
     return float(match[1]) * unit
 
 
+def checked_limit(limit: int, *, least: int) -> int:
+    """Return how many are to be listed; raise UsageError for a number that is too small or too large."""
+    if not least <= limit <= MOST:
+        raise UsageError(f"--limit is {limit}; expected a whole number from {least} to {MOST}.")
+    return limit
+
+
 def _first_id(since: datetime) -> UUID:
-    """Return the lowest id that is made at this instant."""
-    millis = max(int(since.timestamp() * 1000), 0)
+    """Return the lowest id of those made from this instant on."""
+    millis = max(int((since.timestamp() - SKEW) * 1000), 0)
     return UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | 0b10 << 62)
 
 
 def _storable(text: str) -> str:
-    # PostgreSQL refuses NUL in a parameter; a command line cannot hold one, but a caller may.
-    if "\0" in text:
-        raise UsageError(f"{text!r} holds a NUL character.")
+    # Databases refuse to look for it. Python has lone surrogates for what is no UTF-8 on a command line.
+    if storable(text) != text:
+        raise UsageError(f"{text!r} holds what is no text, as no execution does: NUL, or what is no UTF-8.")
     return text

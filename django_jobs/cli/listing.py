@@ -6,8 +6,7 @@ from datetime import datetime
 
 from django_jobs import clock
 from django_jobs.cli import records
-from django_jobs.cli.choosing import Filters, newest
-from django_jobs.cli.errors import UsageError
+from django_jobs.cli.choosing import Filters, checked_limit, newest
 from django_jobs.cli.terminal import Terminal
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.reading import words
@@ -16,8 +15,7 @@ from django_jobs.reading.listing import COLUMNS, WINDOW
 
 def list_executions(terminal: Terminal, filters: Filters, *, limit: int) -> None:
     """Show the newest executions that pass the filters, at most `limit` of them."""
-    if limit < 1:
-        raise UsageError(f"--limit is {limit}; expected a whole number from 1 up.")
+    limit = checked_limit(limit, least=1)
     using = jobs_alias()
     now = clock.now(using)
     rows, is_cut = newest(filters, now=now, using=using)

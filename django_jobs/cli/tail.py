@@ -10,8 +10,7 @@ from uuid import UUID
 
 from django_jobs import clock, registry
 from django_jobs.cli import records
-from django_jobs.cli.choosing import job_names
-from django_jobs.cli.errors import UsageError
+from django_jobs.cli.choosing import checked_limit, job_names
 from django_jobs.cli.terminal import Terminal
 from django_jobs.clock import EPOCH
 from django_jobs.models import JobExecution, jobs_alias
@@ -100,8 +99,7 @@ def tail(
     terminal: Terminal, job: str | None, *, limit: int, follow: bool, wait: Callable[[float], None] = time.sleep
 ) -> None:
     """Write a line for each of the last executions that ended, and, with `follow`, for further ones until Ctrl-C."""
-    if limit < 0:
-        raise UsageError(f"--limit is {limit}; expected a whole number from 0 up.")
+    limit = checked_limit(limit, least=0)
     try:
         ends = Ends(job, using=jobs_alias())
         _tell(terminal, ends.last(limit) if limit else [])

@@ -18,6 +18,7 @@ from django_jobs.options import attribution
 from django_jobs.options import queue as checked_queue
 from django_jobs.services._entry import service
 from django_jobs.states import Skip
+from django_jobs.text import storable
 
 RESUMED: dict[str, Any] = {"paused_at": None, "paused_by": "", "paused_by_name": ""}
 # No more left out ticks are counted at once.
@@ -89,7 +90,7 @@ def _names_of(name: str, using: str) -> tuple[str, ...]:
     if job is not None:
         return job.names
     # Code that is deployed elsewhere, or gone, has left a state; for other names this raises, with the mend.
-    if not JobState.objects.using(using).filter(job_name=name).exists():
+    if storable(name) != name or not JobState.objects.using(using).filter(job_name=name).exists():
         registry.get(name)
     return (name,)
 

@@ -25,6 +25,7 @@ from django_jobs.cli.choosing import Filters
 from django_jobs.cli.errors import DatabaseNotReady, NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.exceptions import Conflict, JobsError
+from django_jobs.management.streams import open_closed, spell_out
 from django_jobs.models import jobs_alias
 from django_jobs.reading.listing import STATUSES
 from django_jobs.runtime.exits import NO_DATABASE, USAGE
@@ -41,6 +42,15 @@ class Command(BaseCommand):
     help = "Looks at background jobs and their executions; pushes, cancels, retries, pauses and purges."
     # They are about the project as a whole, and what is wrong there must not keep anybody from a look.
     requires_system_checks = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        open_closed()
+        super().__init__(*args, **kwargs)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a process of its own."""
+        spell_out()
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the commands, each with its options."""

@@ -13,15 +13,14 @@ Exit codes:
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, OutputWrapper, SystemCheckError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
+from django_jobs.management.streams import open_closed, spell_out
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import FAILED, NO_DATABASE, USAGE, end_soon
@@ -44,6 +43,10 @@ class Command(BaseCommand):
     # Was the process started for this command?
     _is_own_process = False
     _child: Child | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        open_closed()
+        super().__init__(*args, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the options."""
@@ -81,6 +84,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a process of its own, which ends when its work does."""
         code = 1
+        spell_out()
         self._is_own_process, self._child = True, Child.of_environment()
         try:
             super().run_from_argv(argv)
@@ -111,10 +115,6 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped; leave with an exit code other than 0 when something went wrong."""
-        if sys.stdout is None:
-            # It was closed by whoever started this.
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process is there
-            self.stdout = OutputWrapper(sys.stdout)
         with console(self.stderr, options["verbosity"], with_pid=options["processes"] is not None):
             if options["check"]:
                 self._check_workers(options)
