@@ -18,17 +18,16 @@ LIMIT = 10_000
 
 def paused(using: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return paused_jobs() and paused_queues(), read in one statement."""
-    connection = connections[using]
     found: tuple[list[str], list[str]] = ([], [])
-    with connection.cursor() as cursor:
-        cursor.execute(*_statement(using, connection.vendor))
+    with connections[using].cursor() as cursor:
+        cursor.execute(*_statement(using))
         for is_job, name in cursor.fetchall():
             found[is_job].append(name)
     return _with_other_names(found[1]), frozenset(found[0])
 
 
 @lru_cache(maxsize=8)
-def _statement(using: str, vendor: str) -> tuple[str, tuple[Any, ...]]:
+def _statement(using: str) -> tuple[str, tuple[Any, ...]]:
     # Made once: every process asks each second, and compiling it costs more than asking.
     jobs = JobState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(1), "job_name")
     queues = QueueState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(0), "queue")

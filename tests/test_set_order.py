@@ -14,6 +14,7 @@ from django.db import connection
 from django_jobs import clock, transitions
 from django_jobs.models import JobExecution
 from django_jobs.states import TRANSITIONS, Status
+from django_jobs.transitions import finishing
 from tests.factories import JobExecutionFactory
 from tests.verbs import ENDINGS, VERBS, finish, only
 
@@ -114,9 +115,9 @@ def test_it_holds_for_the_mark_of_a_cancel() -> None:
 
 
 def test_there_is_a_statement_for_every_way_to_leave_running() -> None:
-    assert set(transitions._ENDED) == set(Status) - {Status.RUNNING}
-    assert {target: faults(f"UPDATE t SET {ended} WHERE id = %s") for target, ended in transitions._ENDED.items()} == {
-        target: [] for target in transitions._ENDED
+    assert set(finishing._ENDED) == set(Status) - {Status.RUNNING}
+    assert {target: faults(f"UPDATE t SET {ended} WHERE id = %s") for target, ended in finishing._ENDED.items()} == {
+        target: [] for target in finishing._ENDED
     }
 
 

@@ -1,4 +1,4 @@
-"""Every verb of transitions.py in one table, each applied to one row: for the tests that try all of them."""
+"""Every verb of transitions in one table, each applied to one row: for the tests that try all of them."""
 
 from __future__ import annotations
 

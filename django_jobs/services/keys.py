@@ -16,6 +16,10 @@ from django_jobs.services._entry import in_transaction, savepoint
 if TYPE_CHECKING:
     from django_jobs.definition import Job
 
+# Without what only the end of a run writes; logs are the large ones.
+READ = rows.Columns(
+    {field.attname for field in JobExecution._meta.concrete_fields}.difference({"logs", "result", "progress"})
+)
 ROUNDS = 5
 CONSTRAINT = "django_jobs_active_key"
 _READ_COMMITTED = {"read committed", "read uncommitted"}
@@ -103,14 +107,14 @@ def _read(connection: Any, wanted: tuple[str, str | None], lock: str = "") -> Jo
     # By hand: building this query costs the ORM longer than the database takes for it, at every push with a key.
     with connection.cursor() as cursor:
         cursor.execute(_select(connection) + lock, wanted)
-        found = rows.executions(cursor.fetchall(), connection, rows.READ)
+        found = READ.executions(cursor.fetchall(), connection)
     return found[0] if found else None
 
 
 def _select(connection: Any) -> str:
     text = _selects.get(connection.vendor)
     if text is None:
-        columns = rows.columns(connection, rows.READ)
+        columns = READ.sql(connection)
         text = f"SELECT {columns} FROM {rows.TABLE} WHERE job_name = %s AND active_key = %s"  # noqa: S608 - our names
         _selects[connection.vendor] = text
     return text

@@ -389,7 +389,7 @@ def test_a_process_that_freezes_with_the_lock_loses_it(limited: Job[...], monkey
 
     claims = transitions.claim
     with monkeypatch.context() as patch:
-        patch.setattr(transitions, "claim", freeze)
+        patch.setattr(transitions.claims, "claim", freeze)
         thread = threading.Thread(target=work)
         thread.start()
         assert frozen.wait(10)
