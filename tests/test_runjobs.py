@@ -142,6 +142,7 @@ def test_a_deploy_hands_back_what_runs_too_long(runjobs: Start, ledger: Ledger) 
         (["--concurrency", "many"], "--concurrency"),
         (["--once", "--reload"], "--reload"),
         (["--reload", "--processes", "2"], "--processes"),
+        (["--processes", "1001"], "from 1 to 1000"),
     ],
 )
 def test_a_wrong_option_is_one_clear_line_and_exit_code_2(
@@ -507,9 +508,12 @@ def test_call_command_raises_what_a_person_would_read(transactional_db: None) ->
         call_command("runjobs", "--once", "--queues", "a b")
 
 
-def test_call_command_does_not_start_the_command_line_of_somebody_else_again(transactional_db: None) -> None:
+@pytest.mark.parametrize("option", ["--processes=2", "--reload"])
+def test_call_command_does_not_start_the_command_line_of_somebody_else_again(
+    transactional_db: None, option: str
+) -> None:
     with pytest.raises(CommandError, match="from the command line only"):
-        call_command("runjobs", "--processes", "2")
+        call_command("runjobs", option)
 
 
 def test_the_environment_of_children_names_this_database(transactional_db: None) -> None:

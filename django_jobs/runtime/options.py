@@ -13,6 +13,8 @@ from django_jobs.runtime.limits import Limits
 from django_jobs.schedules import configured
 
 ROLES = ("worker", "scheduler", "sweep")
+# More than machines have cores for: a slip of the finger is not to take one down.
+MOST_PROCESSES = 1000
 
 
 class UsageError(Exception):
@@ -99,8 +101,8 @@ class Options:
 
 
 def _check_processes(processes: int, *, roles: Collection[str], once: bool) -> None:
-    if processes < 1:
-        raise UsageError(f"--processes is {processes}; expected a whole number from 1 up.")
+    if not 1 <= processes <= MOST_PROCESSES:
+        raise UsageError(f"--processes is {processes}; expected a whole number from 1 to {MOST_PROCESSES}.")
     if once:
         raise UsageError(
             "--once ends by itself and --processes starts again what ends: give one of them; "

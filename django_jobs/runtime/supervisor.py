@@ -178,6 +178,9 @@ class Supervisor:
     def _supervise(self, started: float) -> StopRequest | int:
         """Keep the children alive; return the request to end, or the exit code when none of them can work."""
         for member in self._members:
+            # Where there are many, somebody may think better of it meanwhile.
+            if self._requests.wait(0) is not None:
+                break
             self._start(member)
         self._say(f"processes: {'; '.join(_places(self._members))}")
         limit = self._options.max_time

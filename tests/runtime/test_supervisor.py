@@ -204,6 +204,19 @@ class TestSupervisor:
         assert "was killed by SIGKILL; it is replaced in 0.1 s" in caplog.text
         assert process.stop() == DONE
 
+    def test_told_to_end_while_it_starts_them_it_starts_no_more(self, fleet: Start, monkeypatch: Any) -> None:
+        started = Supervisor._start
+
+        def start(supervisor: Supervisor, member: Any) -> None:
+            started(supervisor, member)
+            supervisor.stop()
+
+        monkeypatch.setattr(Supervisor, "_start", start)
+        process = fleet(UNTIL_TOLD, processes=3)
+        process.thread.join(10)
+        assert process.codes == [DONE]
+        assert [member.process is not None for member in process.supervisor._members] == [True, False, False]
+
     def test_the_time_ends_it(self, fleet: Start) -> None:
         process = fleet(UNTIL_TOLD, max_time=1.0)
         process.thread.join(10)

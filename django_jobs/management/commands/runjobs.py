@@ -127,6 +127,7 @@ class Command(BaseCommand):
     def _check_reload(self, options: dict[str, Any]) -> None:
         # No change of a source mends the command line.
         self._options(options)
+        self._refuse_to_start_another("--reload")
         if options["once"]:
             raise CommandError("--once ends by itself and --reload does not: give one of them.", returncode=USAGE)
         if options["processes"] is not None:
@@ -171,13 +172,16 @@ class Command(BaseCommand):
             return Runner(self._child.narrow(chosen), child=self._child)
         if chosen.processes is None:
             return self._runner(chosen, options)
+        self._refuse_to_start_another("--processes")
+        return Supervisor(chosen, say=self._say if options["verbosity"] else lambda line: None)
+
+    def _refuse_to_start_another(self, option: str) -> None:
         if not self._is_own_process:
             raise CommandError(
-                "--processes starts the command line of this process again, so it works from the command line only: "
-                "manage.py runjobs --processes N.",
+                f"{option} starts the command line of this process again, so it works from the command line only: "
+                f"manage.py runjobs {option}.",
                 returncode=USAGE,
             )
-        return Supervisor(chosen, say=self._say if options["verbosity"] else lambda line: None)
 
     def _runner(self, chosen: Options, options: dict[str, Any]) -> Runner:
         return Runner(chosen, say=self._say if options["verbosity"] else lambda line: None)
