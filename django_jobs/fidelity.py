@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-MAX_DEPTH = 64
+# Lists and objects inside each other: to MariaDB one level more is no JSON.
+MAX_DEPTH = 31
 # JSON numbers beyond these become floats on MySQL.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
 # What a value of a subclass, as an enum's, is beneath.

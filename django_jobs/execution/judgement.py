@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from django_jobs.conf import get_settings
 from django_jobs.exceptions import Cancelled, InvalidPayload, InvalidResult, Reschedule, TimedOut
 from django_jobs.execution.errors import error_entry, fingerprint, message_of, stack_text, summary
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
+from django_jobs.fidelity import flaw
 
 if TYPE_CHECKING:
     from django_jobs.execution.run import Run
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_jobs")
 
 _OK = Ok()
-# The escape of NUL, and not a backslash that was escaped itself.
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # Of a retry whose own back-off failed.
 _FALLBACK_DELAY = 60.0
 
@@ -142,13 +140,15 @@ def _timeout_text(run: Run) -> str:
 
 
 def _storable(value: object) -> Any:
-    """Return the handler's value as plain JSON data; None where it is none, or too large to keep."""
+    """Return the handler's value as plain JSON data; None where it is none, or no database for all can keep it."""
     if value is None:
         return None
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        # Lone surrogates fail here; no database but SQLite takes them, or NUL.
-        size = len(text.encode())
+        # Lone surrogates fail here.
+        if len(text.encode()) > get_settings().payload_max_bytes:
+            return None
+        tree = json.loads(text)
     except Exception:  # noqa: BLE001 - any object may be returned
         return None
-    return None if size > get_settings().payload_max_bytes or _NUL.search(text) else json.loads(text)
+    return None if flaw(tree, "result") else tree

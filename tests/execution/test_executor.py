@@ -171,6 +171,13 @@ def test_a_timeout_of_its_own_is_an_ordinary_failure() -> None:
     assert outcome_of(raiser(TimedOut("too slow")), retry=AT_ONCE, max_attempts=4).delay == 0
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("value", "result"),
     [
@@ -184,6 +191,10 @@ def test_a_timeout_of_its_own_is_an_ordinary_failure() -> None:
         (float("nan"), None),
         (object(), None),
         ("x" * 300_000, None),
+        (2**64 - 1, 2**64 - 1),
+        ([2**64], None),
+        (nested(31), nested(31)),
+        (nested(32), None),
     ],
     ids=lambda value: repr(value)[:20],
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from typing import Any
 
 import pytest
 
-from django_jobs import JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
+from django_jobs import InvalidPayload, JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
 from django_jobs.execution import announcer, pool
 from django_jobs.execution.liveness import Watch
 from django_jobs.models import JobExecution
@@ -33,6 +34,28 @@ def test_a_pushed_job_runs_and_ends_ok() -> None:
     assert (row.status, row.result, row.attempt, seen) == (Status.OK, "done", 1, [7])
     assert row.started_at <= row.completed_at
     assert_consistent()
+
+
+def test_what_is_nested_deepest_is_stored_on_every_engine() -> None:
+    deepest: Any = 1
+    for _ in range(30):
+        deepest = [deepest]
+
+    def echo(number: int, value: Any) -> Any:
+        return [value]
+
+    def log_and_echo(number: int, value: Any) -> Any:
+        logging.getLogger(__name__).warning("one line")
+        # More than can be stored.
+        return [[value]]
+
+    with jobs_of(echo, log_and_echo) as [echoing, logging_too], a_worker():
+        row = ended(echoing.push(number=1, value=deepest))
+        assert (row.status, row.payload["value"], row.result) == (Status.OK, deepest, [deepest])
+        row = ended(logging_too.push(number=1, value=deepest))
+        assert (row.status, row.result, len(row.logs)) == (Status.OK, None, 1)
+        with pytest.raises(InvalidPayload, match="nested deeper than 31 levels"):
+            echoing.push(number=1, value=[deepest])
 
 
 def test_never_more_rows_are_claimed_than_slots_are_free() -> None:
