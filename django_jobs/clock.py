@@ -63,4 +63,9 @@ def now(using: str) -> datetime:
     return EPOCH + timedelta(seconds=max(time.monotonic() + reading.offset, reading.floor))
 
 
+def is_within(span: timedelta, at: datetime | None, now: datetime) -> bool:
+    """Whether something happened less than `span` ago; a clock that was set back since then makes that unknown: no."""
+    return at is not None and timedelta() <= now - at < span
+
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

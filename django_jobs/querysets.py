@@ -24,6 +24,14 @@ def key_digest(organization_id: str | None, key: str) -> str:
     return hashlib.blake2b(f"{scope}\n{key}".encode(), digest_size=24).hexdigest()
 
 
+def is_fresh(heartbeat_at: datetime, now: datetime, lost_after: float) -> bool:
+    """Whether a heartbeat is no older than `lost_after` seconds.
+
+    One that is as far ahead is of the time before the clock was set back: else who died then would live for as long.
+    """
+    return abs(now - heartbeat_at) < timedelta(seconds=lost_after)
+
+
 class ExecutionQuerySet(models.QuerySet["JobExecution"]):
     """Executions by where they stand."""
 
@@ -85,5 +93,6 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
     """Workers by their heartbeat."""
 
     def fresh(self, now: datetime, lost_after: float) -> Self:
-        """Workers that beat within `lost_after` seconds and did not stop."""
-        return self.filter(stopped_at__isnull=True, heartbeat_at__gt=now - timedelta(seconds=lost_after))
+        """Workers that beat within `lost_after` seconds and did not stop; see is_fresh()."""
+        span = timedelta(seconds=lost_after)
+        return self.filter(stopped_at__isnull=True, heartbeat_at__gt=now - span, heartbeat_at__lt=now + span)

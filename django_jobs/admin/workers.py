@@ -17,6 +17,7 @@ from django_jobs.admin.base import ReadOnlyAdmin
 from django_jobs.admin.formatting import ago
 from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker, jobs_alias
+from django_jobs.querysets import is_fresh
 from django_jobs.reading.words import EMPTY, moment, short_duration
 from django_jobs.served import Served
 
@@ -64,7 +65,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     def state(self, obj: Worker) -> str:
         if obj.stopped_at is not None:
             kind, word = "stopped", pgettext("worker", "stopped")
-        elif (_now(obj) - obj.heartbeat_at).total_seconds() < get_settings().worker_lost_after:
+        elif is_fresh(obj.heartbeat_at, _now(obj), get_settings().worker_lost_after):
             kind, word = "alive", pgettext("worker", "alive")
         else:
             kind, word = "silent", pgettext("worker", "silent")

@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -131,12 +131,12 @@ class Watch:
     """Look after the rows this process owns: carry cancels to handlers, progress to rows, and give back strays."""
 
     INTERVAL = 1.0
-    RECONCILE_EVERY = 10.0
+    RECONCILE_EVERY = timedelta(seconds=10)
 
     def __init__(self, liveness: Liveness, runs: Runs) -> None:
         self._liveness = liveness
         self._runs = runs
-        self._reconcile_at: datetime | None = None
+        self._reconciled_at: datetime | None = None
         self._strays: set[tuple[UUID, int]] = set()
         self._progress: dict[UUID, object] = {}
 
@@ -147,8 +147,11 @@ class Watch:
         running = self._runs.running()
         if running:
             self._look(running, now)
-        if self._reconcile_at is None or (now - self._reconcile_at).total_seconds() >= self.RECONCILE_EVERY:
-            self._reconcile_at = now
+        if self._reconciled_at is not None and self._reconciled_at > now:
+            # The clock was set back: how long ago the last look was is not known any more.
+            self._reconciled_at, self._strays = now, set()
+        if not clock.is_within(self.RECONCILE_EVERY, self._reconciled_at, now):
+            self._reconciled_at = now
             self._reconcile(now)
         return self.INTERVAL
 

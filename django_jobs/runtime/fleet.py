@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django_jobs import clock
 from django_jobs.conf import get_settings
 from django_jobs.models import Worker
+from django_jobs.querysets import is_fresh
 from django_jobs.served import Served
 
 # How long nobody must have listed a name: a deploy replaces the workers one after the other.
@@ -38,13 +40,14 @@ class Fleet:
 
     def look(self, now: datetime) -> View:
         """Return what the workers said at most five seconds before `now`."""
-        if self._view is None or self._looked_at is None or not timedelta() <= now - self._looked_at < EVERY:
+        if self._view is None or not clock.is_within(EVERY, self._looked_at, now):
             self._view, self._looked_at = self._read(now), now
         return self._view
 
     def _read(self, now: datetime) -> View:
-        lost_after = timedelta(seconds=get_settings().worker_lost_after)
-        recent = Worker.objects.using(self._using).filter(heartbeat_at__gt=now - max(UNLISTED_FOR, lost_after))
+        lost_after = get_settings().worker_lost_after
+        since = now - max(UNLISTED_FOR, timedelta(seconds=lost_after))
+        recent = Worker.objects.using(self._using).filter(heartbeat_at__gt=since)
         fields = ("roles", "names", "queues", "started_at", "heartbeat_at", "stopped_at")
         listed: set[str] = set()
         lately: set[str] = set()
@@ -53,7 +56,7 @@ class Fleet:
             if WORKER_ROLE not in roles:
                 continue
             lately.update(names)
-            if stopped_at is not None or heartbeat_at <= now - lost_after:
+            if stopped_at is not None or not is_fresh(heartbeat_at, now, lost_after):
                 continue
             listed.update(names)
             if started_at <= now - UNLISTED_FOR:

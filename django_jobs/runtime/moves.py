@@ -30,7 +30,8 @@ class Moves:
 
     def forget(self, now: datetime) -> None:
         """Look again at the rows that were left alone long enough."""
-        self._refused = {pk: until for pk, until in self._refused.items() if until > now}
+        # Further ahead lies nothing but what was set down before the clock was set back.
+        self._refused = {pk: until for pk, until in self._refused.items() if now < until <= now + REFUSED_FOR}
 
     def rows(self) -> ExecutionQuerySet:
         """Return all rows but those that are left alone now."""

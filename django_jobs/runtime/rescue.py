@@ -19,7 +19,7 @@ from django_jobs.contention import is_connection_loss
 from django_jobs.definition import Job
 from django_jobs.exceptions import WorkerLost
 from django_jobs.models import JobExecution, Worker
-from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.querysets import ExecutionQuerySet, is_fresh
 from django_jobs.runtime.portions import PAGE, hint, portions
 from django_jobs.services.operations import after_cancel
 from django_jobs.signals import emit, job_failed, job_finished
@@ -118,14 +118,14 @@ class Rescue:
             if not owner.is_registered or owner.stopped_at is not None:
                 dead.append(owner)
             elif self._is_silent(owner, now):
-                if owner.suspected_at is None:
+                if owner.suspected_at is None or owner.suspected_at > now:
                     self._note_suspicion(owner, now)
                 elif now - owner.suspected_at > patience:
                     dead.append(owner)
         return self._settle(dead, now)
 
     def _note_suspicion(self, owner: Owner, now: datetime) -> None:
-        unchanged = Q(pk=owner.worker_id, heartbeat_at=owner.heartbeat_at, suspected_at__isnull=True)
+        unchanged = Q(pk=owner.worker_id, heartbeat_at=owner.heartbeat_at, suspected_at=owner.suspected_at)
         Worker.objects.using(self._using).filter(unchanged).update(suspected_at=now)
 
     def _owners(self) -> list[Owner]:
@@ -153,8 +153,7 @@ class Rescue:
         return self._is_silent(owner, now) and self._seen[owner.worker_id][1] >= LOOKS
 
     def _is_silent(self, owner: Owner, now: datetime) -> bool:
-        lost_after = timedelta(seconds=get_settings().worker_lost_after)
-        return owner.heartbeat_at is None or owner.heartbeat_at <= now - lost_after
+        return owner.heartbeat_at is None or not is_fresh(owner.heartbeat_at, now, get_settings().worker_lost_after)
 
     def _settle(self, dead: Collection[Owner], now: datetime) -> int:
         """Move the rows of dead owners, one by one so that none stops the others; return how many moved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import connections
@@ -26,6 +26,8 @@ INTERVAL = 0.9
 SHARE = 0.12
 # Due rows are put in order of priority within so many of the oldest.
 WINDOW = 5000
+# Of parked rows a page in this time.
+PAGE_EVERY = timedelta(seconds=INTERVAL)
 NAMES_EVERY = timedelta(seconds=5)
 # Queues that no job declares are looked for less often: mostly there are none, and an idle process asks little.
 QUEUES_EVERY = timedelta(seconds=2)
@@ -49,7 +51,7 @@ class Stage(Observed):
         # Where the round through all parked rows stands, by reason; None at its beginning.
         self._round: dict[Parked, tuple[datetime, UUID] | None] = dict.fromkeys(Parked)
         self._first_round = set(Parked)
-        self._next_page = datetime.min.replace(tzinfo=UTC)
+        self._paged_at: datetime | None = None
         self._listed: frozenset[str] | None = None
         # When the next row is due, as far as the last look at them tells.
         self._due_at: datetime | None = None
@@ -68,7 +70,7 @@ class Stage(Observed):
         soon = self._surplus.tick(now, self.paused_jobs, self._share())
         self.limited_jobs = self._surplus.seen
         more |= self._unpark(reasons, now)
-        if self._queues_at is None or not timedelta() <= now - self._queues_at < QUEUES_EVERY:
+        if not clock.is_within(QUEUES_EVERY, self._queues_at, now):
             self.look_for_queues(now)
         return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
 
@@ -131,7 +133,7 @@ class Stage(Observed):
 
     def _park_unknown(self, now: datetime) -> bool:
         """Park rows whose name no worker knows; return whether there is more to do soon."""
-        if self._names_at is not None and now - self._names_at < NAMES_EVERY:
+        if clock.is_within(NAMES_EVERY, self._names_at, now):
             return False
         # What this process can run is not in question; mostly nothing is left, and no worker is asked for.
         names = set(distinct(JobExecution.objects.using(self._using).all(), "job_name")) - registry.names()
@@ -167,8 +169,8 @@ class Stage(Observed):
             if not self._unpark_name(reason, name, now):
                 return True
             self._returning.discard((reason, name))
-        if self._first_round or now >= self._next_page:
-            self._next_page = now + timedelta(seconds=INTERVAL)
+        if self._first_round or not clock.is_within(PAGE_EVERY, self._paged_at, now):
+            self._paged_at = now
             for parked in Parked:
                 if parked in reasons:
                     self._unpark_page(parked, now)

@@ -193,6 +193,20 @@ def test_a_row_nobody_here_knows_is_handed_back_after_two_looks(liveness: Livene
     assert known.status == Status.RUNNING
 
 
+def test_a_stray_is_handed_back_also_when_the_clock_was_set_back(liveness: Liveness) -> None:
+    stray, watch = owned_by(liveness), Watch(liveness, Runs())
+    now = clock.now("default")
+    watch.tick(now=now)
+    before = now - timedelta(hours=1)
+    watch.tick(now=before)
+    stray.refresh_from_db()
+    assert stray.status == Status.RUNNING
+    for seconds in (11, 22):
+        watch.tick(now=before + timedelta(seconds=seconds))
+    stray.refresh_from_db()
+    assert stray.status == Status.PENDING
+
+
 def test_a_row_whose_end_could_not_be_stored_ends_with_an_error_and_is_not_started_again(liveness: Liveness) -> None:
     row = owned_by(liveness)
     runs = Runs()

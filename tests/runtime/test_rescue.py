@@ -66,6 +66,33 @@ def test_a_row_of_a_dead_worker_runs_again_after_three_looks(now: datetime, monk
     assert_consistent()
 
 
+def test_who_died_before_the_clock_was_set_back_is_dead(now: datetime) -> None:
+    """After a failover to a host whose clock is behind, nobody is to wait until it has caught up."""
+    ahead = WorkerFactory(now=now, heartbeat_at=now + timedelta(hours=1))
+    row, other = lost(now, worker=ahead), lost(now, worker=ahead)
+    Looks(now).looks(3)
+    assert statuses()[row.pk] == statuses()[other.pk] == Status.PENDING
+
+
+def test_a_worker_that_goes_on_beating_outlives_a_clock_that_was_set_back(now: datetime) -> None:
+    alive = WorkerFactory(now=now, heartbeat_at=now + timedelta(hours=1))
+    row = lost(now, worker=alive)
+    process = Looks(now)
+    process.looks(2)
+    alive.heartbeat_at = process.now
+    alive.save()
+    process.look()
+    assert statuses() == {row.pk: Status.RUNNING}
+
+
+def test_a_process_that_ends_soon_finds_who_died_before_the_clock_was_set_back(now: datetime) -> None:
+    ahead = {"heartbeat_at": now + timedelta(hours=1), "suspected_at": now + timedelta(minutes=59)}
+    row = lost(now, worker=WorkerFactory(now=now, **ahead))
+    assert Rescue(using="default").suspect(now) == 0
+    assert Rescue(using="default").suspect(now + timedelta(seconds=21)) == 1
+    assert statuses() == {row.pk: Status.PENDING}
+
+
 def test_a_row_that_runs_again_is_told_as_a_failed_attempt(now: datetime) -> None:
     """Who counts failures, or pages somebody, hears of every attempt but those that took their process with them."""
     row = lost(now)

@@ -9,11 +9,11 @@ import pytest
 from django.db import DatabaseError
 
 from django_jobs import clock, registry, transitions
-from django_jobs.models import JobExecution, JobState
+from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.runtime import portions, stage
 from django_jobs.runtime.stage import Stage
-from django_jobs.states import Status
+from django_jobs.states import Parked, Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.runtime.support import at_once, held, hinted, in_thread, statuses
 
@@ -272,6 +272,31 @@ def test_a_name_listed_within_the_last_minute_is_not_parked(now: datetime) -> No
     WorkerFactory(now=now + timedelta(seconds=11))
     tick.tick(now + timedelta(seconds=11))
     assert statuses()[row.pk] == Status.SCHEDULED
+
+
+def test_rows_are_set_aside_and_come_back_also_when_the_clock_was_set_back(now: datetime) -> None:
+    WorkerFactory(now=now, started_at=now - timedelta(days=1), names=["acc.mark"])
+    process = Stage(using="default")
+    process.tick(now)
+    before = now - timedelta(hours=1)
+    Worker.objects.update(heartbeat_at=before)
+    unknown = JobExecutionFactory(pending=True, now=before, job_name="gone.job")
+    free = JobExecutionFactory(parked=True, now=before, job_name="acc.mark", parked_reason=Parked.PAUSED)
+    process.tick(before)
+    assert statuses() == {unknown.pk: Status.SCHEDULED, free.pk: Status.PENDING}
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_was_held_when_the_clock_was_set_back_has_its_turn(now: datetime) -> None:
+    (row,) = make_due(now - timedelta(hours=1))
+    process = Stage(using="default")
+    with held(row):
+        in_thread(lambda: process.tick(now))
+    assert statuses() == {row.pk: Status.SCHEDULED}
+    process.tick(now - timedelta(hours=1))
+    assert statuses() == {row.pk: Status.PENDING}
 
 
 def test_start_now_sends_a_parked_row_to_be_looked_at_again(now: datetime) -> None:
