@@ -15,10 +15,29 @@ from django_jobs.models import jobs_alias
 from django_jobs.reading import detail, words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
     from typing import Any
 
     from django_jobs.models import JobExecution
+
+
+# Facts that most executions do not have, and the columns that hold them: a page of dashes would hide the others.
+OPTIONAL = {
+    "error": "error",
+    "rescues": "rescues",
+    "last_worker": "worker_id",
+    "took": "started_at",
+    "tick": "tick_at",
+    "started": "started_at",
+    "completed": "completed_at",
+    "cancel_asked": "cancel_requested_at",
+    "cancelled_by_name": "cancelled_by_name",
+    "retried": "retried_at",
+    "key": "key",
+    "organization_id": "organization_id",
+    "copy_of": "copied_from",
+}
 
 
 class ExecutionColumns:
@@ -33,6 +52,16 @@ class ExecutionColumns:
     def list_url(self) -> str:
         """Return the address of the list."""
         return reverse("admin:django_jobs_jobexecution_changelist", current_app=self.admin_site.name)
+
+    def without_empty(self, fieldsets: Any, obj: JobExecution) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Leave out the facts that this execution does not have, and lines of which nothing is left."""
+        for name, options in fieldsets:
+            lines = [(line,) if isinstance(line, str) else line for line in options["fields"]]
+            kept = [tuple(each for each in line if self._has(obj, each)) for line in lines]
+            yield name, {**options, "fields": [line for line in kept if line]}
+
+    def _has(self, obj: JobExecution, fact: str) -> bool:
+        return fact not in OPTIONAL or bool(getattr(obj, OPTIONAL[fact]))
 
     @admin.display(description=_("status"))
     def state(self, obj: JobExecution) -> str:

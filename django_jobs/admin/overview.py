@@ -11,6 +11,7 @@ from django.utils.html import escape
 
 from django_jobs.admin import formatting
 from django_jobs.reading import words
+from django_jobs.reading.figures import COUNTED
 from django_jobs.reading.overview import FINISHED, LIVE, JobFacts, Kind, read_overview
 
 if TYPE_CHECKING:
@@ -156,6 +157,15 @@ class Overview:
     nameless: list[tuple[str, Count]]
     has_more_nameless: bool
     queues: list[QueueLine]
+    # How many rows of a kind are counted at most.
+    counted: int = COUNTED
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some number on the page may be higher."""
+        counts = [count for line in self.lines for count in (*line.live, *line.kept)]
+        counts += [count for _name, count in self.nameless]
+        return any(each.is_cut for each in (*(c.figure for c in counts), *(line.pending for line in self.queues)))
 
 
 def overview(jobs: Sequence[Job[...]], *, using: str, list_url: str, may_run: bool) -> Overview:

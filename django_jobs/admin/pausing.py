@@ -65,7 +65,7 @@ def apply_to_jobs(admin: ModelAdmin[Any], request: HttpRequest, verb: Verb, name
 
 def apply_to_queue(admin: ModelAdmin[Any], request: HttpRequest, verb: Verb, queue: str) -> None:
     """Pause or resume a queue and say so."""
-    _apply(admin, request, verb, verb.queue, [queue], lambda name: QueueState(queue=name))
+    _apply(admin, request, verb, verb.queue, [queue], lambda name: QueueState(queue=name), _("queue %s"))
 
 
 def _canonical(name: str) -> str:
@@ -80,6 +80,7 @@ def _apply(
     run: Callable[..., bool],
     names: Iterable[str],
     subject: Callable[[str], JobState | QueueState],
+    called: _StrPromise | str = "%s",
 ) -> None:
     done: list[str] = []
     unchanged: list[str] = []
@@ -95,7 +96,11 @@ def _apply(
         for row in rows:
             row._state.db = jobs_alias()
         LogEntry.objects.log_actions(request.user.pk, rows, CHANGE, str(verb.log))
-    parts = [_told(text, found) for text, found in ((verb.done, done), (verb.unchanged, unchanged)) if found]
+    parts = [
+        _told(text, [called % name for name in found])
+        for text, found in ((verb.done, done), (verb.unchanged, unchanged))
+        if found
+    ]
     if parts:
         level = messages.SUCCESS if done else messages.INFO
         admin.message_user(request, "; ".join(parts) + ".", level)

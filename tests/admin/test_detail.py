@@ -210,3 +210,29 @@ def test_progress_without_a_total_has_no_bar() -> None:
         "text": "3", "note": "", "has_bar": False, "value": "3", "max": "None",
     }  # fmt: skip
     assert detail.progress(None) is None
+
+
+def test_what_an_execution_does_not_have_is_left_out(admin: Admin) -> None:
+    words = read(admin.detail(JobExecutionFactory(pending=True))).words
+
+    assert "Created:" in words
+    assert "Pushed by:" in words
+    left_out = (
+        "Last error",
+        "Started:",
+        "Completed:",
+        "Cancel asked for",
+        "Cron tick",
+        "Retried",
+        "Worker:",
+        "Copy of",
+    )
+    assert not [label for label in left_out if label in words]
+
+
+def test_what_an_execution_has_is_shown(admin: Admin, failed: Any) -> None:
+    words = read(admin.detail(failed)).words
+
+    assert not [
+        label for label in ("Last error:", "Started:", "Completed:", "Worker:", "Duration:") if label not in words
+    ]

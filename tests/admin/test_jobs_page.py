@@ -404,3 +404,22 @@ def test_the_page_follows_the_router(admin: Admin, settings: Any) -> None:
     assert line(admin, "shop.count").is_paused
     run(admin, "shop.nightly")
     assert JobExecution.objects.using("other").filter(job_name="shop.nightly").count() == 1
+
+
+def test_the_page_stands_below_the_app_as_its_neighbours_do(admin: Admin) -> None:
+    jobs, purge = read(admin.get(JOBS)), read(admin.get(f"{JOBS}purge/"))
+
+    assert "Home Jobs Jobs" in jobs.words
+    assert {"href": "/admin/django_jobs/"} in jobs.named("a")
+    assert "Home Jobs Jobs Purge executions of unknown jobs" in purge.words
+    assert {"href": JOBS} in purge.named("a")
+
+
+def test_a_plus_sign_is_explained_where_one_is_shown(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "A plus sign" not in read(admin.get(JOBS)).words
+
+    monkeypatch.setattr(counting, "COUNTED", 3)
+    for _ in range(4):
+        JobExecutionFactory(pending=True)
+
+    assert "A plus sign says that there may be more" in read(admin.get(JOBS)).words

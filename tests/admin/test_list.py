@@ -72,7 +72,7 @@ def test_counting_stops_at_a_bound_and_the_page_says_so(admin: Admin, monkeypatc
     for _ in range(5):
         JobExecutionFactory()
 
-    assert "3+ executions older ones: narrow it by a filter" in read(admin.list()).words
+    assert "3+ executions (to reach older ones, filter the list)" in read(admin.list()).words
 
 
 def test_up_to_the_bound_the_count_is_exact(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:

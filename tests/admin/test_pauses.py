@@ -160,11 +160,11 @@ def test_what_waits_in_queues_is_counted_up_to_a_bound(admin: Admin, monkeypatch
 def test_a_queue_is_paused_and_resumed_by_its_button(admin: Admin) -> None:
     assert "Pause the queue mail" in buttons(admin)
 
-    assert said(press_queue(admin, "pause", "mail")) == "1 paused: mail."
+    assert said(press_queue(admin, "pause", "mail")) == "1 paused: queue mail."
     assert QueueState.objects.get().paused_by_name == "mia"
     assert "Resume the queue mail" in buttons(admin)
-    assert "1 was paused before: mail." in read(press_queue(admin, "pause", "mail", follow=True)).words
-    assert said(press_queue(admin, "resume", "mail")) == "1 resumed: mail."
+    assert "1 was paused before: queue mail." in read(press_queue(admin, "pause", "mail", follow=True)).words
+    assert said(press_queue(admin, "resume", "mail")) == "1 resumed: queue mail."
     assert pauses.paused_queues("default") == frozenset()
     assert history() == [("queuestate", "mail", "Paused."), ("queuestate", "mail", "Resumed.")]
 
