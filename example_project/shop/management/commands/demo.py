@@ -63,6 +63,8 @@ class Command(BaseCommand):
             self._wait(children, until=lambda: _answers(port))
             login = "login: admin, password: admin" if settings.DEBUG else ""
             self.stdout.write(WELCOME.format(port=port, login=login, mail=settings.EMAIL_FILE_PATH))
+            # Else it stays in the buffer until the end where the output is a pipe or a file.
+            self.stdout.flush()
             self._wait(children, until=lambda: False)
         except StopDemoError:
             self.stdout.write("Stopping ...")
