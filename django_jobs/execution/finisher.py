@@ -188,7 +188,7 @@ class Finisher:
                 lost = is_connection_loss(error, self._using)
                 connections[self._using].close()
                 if not lost and not is_contention(error) and self._takes_the_plainest(batch[0]):
-                    self._split(batch, error)
+                    self._split(batch)
                     return
                 lost_connection |= lost
                 if pause == 0.05:
@@ -198,9 +198,9 @@ class Finisher:
                     return
                 time.sleep(pause)
                 pause = min(pause * 2, 2.0)
-            except Exception as error:
+            except Exception:
                 logger.exception("a batch of outcomes could not be prepared")
-                self._split(batch, error)
+                self._split(batch)
                 return
         self._tell([(run, status, now) for run, status in ended])
         self._trim({(run.job.name, status): run for run, status in ended if status in FINAL})
@@ -275,7 +275,7 @@ class Finisher:
             return False
         return True
 
-    def _split(self, batch: list[Run], error: Exception) -> None:
+    def _split(self, batch: list[Run]) -> None:
         """Find the row the database refuses by halving; a lone one is written with less and less of its detail."""
         if len(batch) > 1:
             middle = len(batch) // 2
@@ -283,12 +283,12 @@ class Finisher:
             self._write(batch[middle:])
             return
         run = batch[0]
-        logger.error("the outcome of %s could not be stored as it is: %s", run.execution, error)
-        for less in (self._without_logs, self._without_detail, self._fixed_text):
+        # At first as it is once more: what refused it, as a time limit of the server's, may be over.
+        for form in (ending_of, self._without_logs, self._without_detail, self._fixed_text):
             try:
                 now = clock.now(self._using)
                 with transaction.atomic(using=self._using):
-                    ending = less(run, now)
+                    ending = form(run, now)
                     moved = transitions.finish([ending], now=now, using=self._using, wait=False) if ending else {}
                     held = ending and not moved and transitions.still_running([ending], using=self._using)
             except Exception as refusal:  # noqa: BLE001 - told below, or by the write that follows
@@ -297,6 +297,8 @@ class Finisher:
                 if passes:
                     self._write(batch)
                     return
+                if form is ending_of:
+                    logger.error("the outcome of %s could not be stored as it is: %s", run.execution, refusal)  # noqa: TRY400 - one line
                 continue
             self._tell([(run, status, now) for status in moved.values()])
             self._held.put([run] if held else [])

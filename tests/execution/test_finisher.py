@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import DataError, InternalError, OperationalError, connection
+from django.db import DataError, InternalError, OperationalError, connection, transaction
 
 from django_jobs import JobContext, Keep, clock, registry, transitions
 from django_jobs.definition import job
@@ -142,6 +143,26 @@ def test_a_lone_row_that_cannot_be_stored_at_all_ends_with_a_fixed_text(monkeypa
     write(run)
     stored = JobExecution.objects.get()
     assert (stored.status, stored.error) == (Status.ERROR, UNSTORABLE)
+
+
+@pytest.mark.postgres
+def test_a_lone_row_that_was_refused_once_loses_nothing_of_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that ran into the server's time limit, behind a table that was locked for a moment, is repeated."""
+    run, calls = ended_run(), []
+    run.capture.add(logging.makeLogRecord({"msg": "a line", "name": "shop", "levelname": "INFO"}))
+    original = transitions.finish
+
+    def too_slow(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SET LOCAL statement_timeout = 1")
+                cursor.execute("SELECT pg_sleep(9)")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(finisher_module.transitions, "finish", too_slow)
+    assert [status for _, status in write(run)] == [Status.OK]
+    assert [line["message"] for line in JobExecution.objects.get().logs] == ["a line"]
 
 
 @pytest.mark.medium
