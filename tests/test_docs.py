@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib.util
 import inspect
 import itertools
@@ -14,14 +15,18 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import django_jobs
-from django_jobs import registry
+from django_jobs import JobContext, registry
 from django_jobs.conf import DEFAULTS, get_settings
+from django_jobs.execution.outcomes import Ok
+from django_jobs.models import JobExecution
 from django_jobs.options import JobOptions
 from django_jobs.states import Status
+from tests.execution.runs import outcome_of
 from tests.moves import is_legal
 from tests.support import ROOT
 
@@ -258,3 +263,35 @@ def test_the_diagram_shows_every_legal_move_and_no_other(monkeypatch: pytest.Mon
         if is_legal(source, target)
     }
     assert drawn == legal
+
+
+def test_the_middleware_of_the_docs_tells_of_sync_and_async_handlers(caplog: pytest.LogCaptureFixture) -> None:
+    (block, *_) = [block for block in BLOCKS if block.page == "docs/howto/middleware.md"]
+    names: dict[str, Any] = {"__name__": "shop.middleware"}
+    exec(compile(block.code, str(block), "exec"), names)
+
+    def handler(ctx: JobContext, n: int) -> int:
+        return n + 1
+
+    async def ahandler(n: int) -> int:
+        await asyncio.sleep(0.01)
+        return n + 2
+
+    caplog.set_level("INFO", "shop.middleware")
+    assert outcome_of(handler, {"n": 1}, use=[names["timed"]]) == Ok(result=2)
+    assert outcome_of(ahandler, {"n": 1}, use=[names["timed"]]) == Ok(result=3)
+    took = [float(record.getMessage().split()[-2]) for record in caplog.records]
+    assert len(took) == 2
+    assert took[1] >= 0.01
+
+
+def test_the_table_of_executions_names_all_that_is_public_of_a_row() -> None:
+    table = rows("docs/reference/executions.md", "# Executions")
+    named = {name for row in table for name in re.findall(r"`(\w+)`", row[0])}
+    # How it is stored, and not what it means.
+    inner = {"rank", "key_digest", "active_key", "context", "run_no", "updated_at", "hinted_at", "fingerprint"}
+    fields = {field.name for field in JobExecution._meta.get_fields()}
+
+    assert inner <= fields
+    assert fields - inner <= named
+    assert not [name for name in named if not hasattr(JobExecution, name)]
