@@ -50,11 +50,19 @@ class Served:
             case _:
                 return other | self
 
+    def __sub__(self, names: frozenset[str]) -> Served:
+        left = self.names | names if self.is_any_but else self.names - names
+        return Served(names=left, is_any_but=self.is_any_but)
+
     def __contains__(self, queue: str) -> bool:
         return (queue in self.names) != self.is_any_but
 
     def __bool__(self) -> bool:
         return self.is_any_but or bool(self.names)
+
+    def among(self, known: frozenset[str]) -> frozenset[str]:
+        """Return the names of its queues; where it serves all but some, of those that are known."""
+        return known - self.names if self.is_any_but else self.names
 
     def condition(self) -> Q:
         """Return the condition on rows that they are of these queues."""
@@ -62,3 +70,6 @@ class Served:
         if not self.is_any_but:
             return named
         return ~named if self.names else Q()
+
+
+ANY = Served(is_any_but=True)

@@ -44,6 +44,18 @@ def test_two_serve_what_either_does(one: Served, other: Served) -> None:
     assert bool(one | other) == (bool(one) or bool(other))
 
 
+@given(some, names)
+def test_some_queues_can_be_taken_out(served: Served, out: frozenset[str]) -> None:
+    assert [queue in served - out for queue in QUEUES] == [queue in served and queue not in out for queue in QUEUES]
+
+
+@given(some)
+def test_of_any_queue_those_that_are_known_have_names(served: Served) -> None:
+    known = frozenset(QUEUES)
+    assert served.among(known) == {queue for queue in QUEUES if queue in served}
+    assert served.among(frozenset()) == (frozenset() if served.is_any_but else served.names)
+
+
 @pytest.mark.django_db
 def test_the_condition_on_rows_is_the_same() -> None:
     rows = [JobExecutionFactory(pending=True, queue=queue) for queue in QUEUES]

@@ -14,6 +14,7 @@ from django.db import connections
 from django_jobs.dispatchers.base import Dispatcher, call
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.dispatchers.postgres.peers import Peers
+from django_jobs.served import Served
 
 
 class DatabaseDispatcher(Dispatcher):
@@ -41,7 +42,7 @@ class DatabaseDispatcher(Dispatcher):
         """Wake the workers that serve the queue."""
         peers = self._peers_of_this_process()
         for subscription in self._subscriptions:
-            if subscription.serves(queue):
+            if queue in subscription.served:
                 call(subscription.wake)
         peers.tell(queue=queue)
 
@@ -62,9 +63,7 @@ class DatabaseDispatcher(Dispatcher):
     ) -> _Subscription:
         """See Dispatcher.subscribe(); a hint reaches everybody, so what anybody wants does not matter."""
         peers = self._peers_of_this_process()
-        subscription = _Subscription(
-            self, wake, look, queues=None if queues is None else frozenset(queues), exclude=frozenset(exclude)
-        )
+        subscription = _Subscription(self, wake, look, Served.of(queues, exclude))
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
             peers.listen()
@@ -99,7 +98,7 @@ class DatabaseDispatcher(Dispatcher):
 
     def _pass_on(self, message: Message) -> None:
         for subscription in self._subscriptions:
-            if message.queues is None or any(map(subscription.serves, message.queues)):
+            if message.queues is None or any(queue in subscription.served for queue in message.queues):
                 call(subscription.wake)
             if message.cancel and subscription.look is not None:
                 call(subscription.look)
@@ -112,22 +111,16 @@ class DatabaseDispatcher(Dispatcher):
 
 
 class _Subscription:
-    __slots__ = ("_dispatcher", "_exclude", "_queues", "look", "wake")
+    __slots__ = ("_dispatcher", "look", "served", "wake")
 
     def __init__(
         self,
         dispatcher: DatabaseDispatcher,
         wake: Callable[[], None],
         look: Callable[[], None] | None,
-        *,
-        queues: frozenset[str] | None,
-        exclude: frozenset[str],
+        served: Served,
     ) -> None:
-        self._dispatcher, self.wake, self.look = dispatcher, wake, look
-        self._queues, self._exclude = queues, exclude
-
-    def serves(self, queue: str) -> bool:
-        return queue not in self._exclude and (self._queues is None or queue in self._queues)
+        self._dispatcher, self.wake, self.look, self.served = dispatcher, wake, look, served
 
     def close(self) -> None:
         self._dispatcher.unsubscribe(self)

@@ -50,4 +50,4 @@ def _has_work(parts: Parts, worker: Worker) -> bool:
         worker.wake()
         return True
     # In this order, which is that of a row's way: no row slips through by moving on between two looks.
-    return rows.of_worker(parts.liveness.worker_id).exists() or parts.stage.has_due(worker.serves())
+    return rows.of_worker(parts.liveness.worker_id).exists() or parts.stage.has_due(worker.served)

@@ -11,6 +11,7 @@ from django_jobs.exceptions import DefinitionError
 from django_jobs.options import queue as checked_queue
 from django_jobs.runtime.limits import Limits
 from django_jobs.schedules import configured
+from django_jobs.served import Served
 
 ROLES = ("worker", "scheduler", "sweep")
 # More than machines have cores for: a slip of the finger is not to take one down.
@@ -26,9 +27,7 @@ class Options:
     """What this process is to do; checked and filled in from the settings."""
 
     roles: tuple[str, ...]
-    # None is any queue.
-    queues: tuple[str, ...] | None
-    exclude: tuple[str, ...]
+    served: Served
     concurrency: int
     once: bool
     max_time: float | None
@@ -66,8 +65,8 @@ class Options:
         except DefinitionError as error:
             raise UsageError(str(error)) from error
         left_out = tuple(_queue(name, "--exclude") for name in exclude)
-        if named is not None and not set(named) - set(left_out):
-            raise UsageError(f"--exclude leaves no queue to serve of {', '.join(named)}.")
+        if not (served := Served.of(named, left_out)):
+            raise UsageError(f"--exclude leaves no queue to serve of {', '.join(named or ())}.")
         if concurrency is not None and concurrency < 1:
             raise UsageError(f"--concurrency is {concurrency}; expected a whole number from 1 up.")
         if max_time is not None and not 0 < max_time < float("inf"):
@@ -83,8 +82,7 @@ class Options:
             _check_processes(processes, roles=chosen, once=once)
         return cls(
             roles=chosen,
-            queues=named,
-            exclude=left_out,
+            served=served,
             concurrency=settings.concurrency if concurrency is None else concurrency,
             once=once,
             max_time=max_time,
@@ -93,11 +91,6 @@ class Options:
             health_port=health_port,
             heartbeat_file=heartbeat_file,
         )
-
-    @property
-    def served(self) -> tuple[str, ...] | None:
-        """The queues to serve; None for any but those in `exclude`."""
-        return None if self.queues is None else tuple(name for name in self.queues if name not in self.exclude)
 
 
 def _check_processes(processes: int, *, roles: Collection[str], once: bool) -> None:

@@ -19,7 +19,6 @@ from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.sweep import Sweep
 from django_jobs.runtime.trim import Trim
 from django_jobs.runtime.worker import Worker
-from django_jobs.served import Served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +47,22 @@ class Parts:
         on_death: Callable[[str, BaseException], None],
     ) -> Parts:
         """Make the parts; nothing starts and nothing is read yet."""
-        roles, queues = options.roles, options.served
+        roles = options.roles
         is_worker = "worker" in roles
         liveness = Liveness(
             roles=list(roles),
-            queues=Served.of(options.queues, options.exclude).to_row(),
+            queues=options.served.to_row(),
             names=sorted(registry.names()),
             slots=options.concurrency if is_worker else 0,
             using=using,
         )
-        stage = Stage(using=using, watch_queues=is_worker and queues is None)
+        stage = Stage(using=using, watch_queues=is_worker and options.served.is_any_but)
         worker = memory = None
         limits = options.limits
         if is_worker:
             worker = Worker(
                 liveness=liveness,
-                queues=queues,
-                exclude=options.exclude,
+                served=options.served,
                 concurrency=options.concurrency,
                 using=using,
                 observed=stage,
@@ -107,8 +105,13 @@ def subscribed(worker: Worker | None, options: Options) -> Iterator[Subscription
         if worker is None:
             yield None
             return
+        served = options.served
         subscription = dispatcher.subscribe(
-            options.served, worker.wake, worker.look, worker.wanted, exclude=options.exclude
+            None if served.is_any_but else served.names,
+            worker.wake,
+            worker.look,
+            worker.wanted,
+            exclude=served.names if served.is_any_but else (),
         )
         try:
             yield subscription

@@ -18,6 +18,7 @@ from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.portions import PAGE, distinct, portions
 from django_jobs.runtime.surplus import Surplus
 from django_jobs.runtime.worker import Observed
+from django_jobs.served import Served
 from django_jobs.states import Parked
 
 # A little less than the second within which every process sees a pause.
@@ -80,9 +81,9 @@ class Stage(Observed):
         if self._watch_queues:
             self.pending_queues = frozenset(distinct(self._moves.rows().pending(), "queue"))
 
-    def has_due(self, served: Q) -> bool:
+    def has_due(self, served: Served) -> bool:
         """Whether rows of the queues that are `served` wait that the next ticks would make claimable."""
-        due = self._moves.rows().due(clock.now(self._using)).filter(served).exists()
+        due = self._moves.rows().due(clock.now(self._using)).filter(served.condition()).exists()
         return bool(due) or self._surplus.waits(self.paused_jobs, served)
 
     def _share(self, times: int = 1) -> float:

@@ -12,13 +12,12 @@ from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Q
-
 from django_jobs import concurrency
 from django_jobs.definition import Job
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.portions import PAGE, distinct
+from django_jobs.served import Served
 from django_jobs.states import Parked
 
 # So many rows of a job stay pending in each queue, or twice its limit: they start without waiting for stage.
@@ -80,11 +79,11 @@ class Surplus:
         came_back = [self._refill(pair, by_name, heads.get(pair, []), edges, now) for pair in pairs]
         return 0.0 if more else SOON if any(came_back) else math.inf
 
-    def waits(self, paused: Collection[str], served: Q) -> bool:
+    def waits(self, paused: Collection[str], served: Served) -> bool:
         """Whether parked rows could run now: their queue is `served`, their job is neither paused nor at its limit."""
         jobs = [job for job in concurrency.jobs() if job.name not in paused]
         names = concurrency.names(jobs) - concurrency.full(jobs, using=self._using)
-        return bool(names) and self._parked_rows().filter(served).among_jobs(names).exists()
+        return bool(names) and self._parked_rows().filter(served.condition()).among_jobs(names).exists()
 
     def _look_at(
         self,

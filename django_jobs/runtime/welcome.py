@@ -13,6 +13,7 @@ from django_jobs.conf import Settings, get_settings
 from django_jobs.execution.liveness import package_version
 from django_jobs.pooling import pool_size
 from django_jobs.runtime.options import Options
+from django_jobs.served import Served
 
 
 def welcome(options: Options, using: str) -> list[str]:
@@ -26,12 +27,10 @@ def welcome(options: Options, using: str) -> list[str]:
         f"jobs: {len(jobs)}" + (f" ({modes})" if modes else ""),
     ]
     if "worker" in options.roles:
-        queues = "any" if options.queues is None else ", ".join(options.queues)
-        without = f" except {', '.join(options.exclude)}" if options.exclude else ""
         times = "" if options.processes is None else f"{options.processes} times "
-        lines.append(f"queues: {queues}{without}; slots: {times}{options.concurrency}")
+        lines.append(f"queues: {_told(options.served)}; slots: {times}{options.concurrency}")
         known = registry.queues()
-        if unused := sorted(set(options.served or ()) - known):
+        if unused := sorted(options.served.among(known) - known):
             lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
         lines += _small_pools(options.concurrency)
     else:
@@ -41,6 +40,13 @@ def welcome(options: Options, using: str) -> list[str]:
         which = f"{crons} cron job{'' if crons == 1 else 's'}"
         lines.append(f"fires no tick of the {which}: that takes a process with --scheduler, or one without any role")
     return [*lines, f"database: {using} ({connections[using].display_name}); {_wake_up(settings)}"]
+
+
+def _told(served: Served) -> str:
+    names = ", ".join(sorted(served.names))
+    if not served.is_any_but:
+        return names
+    return f"any except {names}" if names else "any"
 
 
 def _small_pools(slots: int) -> list[str]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Q
-
 from django_jobs import clock, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.engine import Engine
@@ -19,6 +17,7 @@ from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
 from django_jobs.runtime.limited_claims import LimitedClaims
+from django_jobs.served import Served
 
 logger = logging.getLogger("django_jobs.worker")
 
@@ -47,8 +46,7 @@ class Worker:
         self,
         *,
         liveness: Liveness,
-        queues: Sequence[str] | None,
-        exclude: Collection[str] = (),
+        served: Served,
         concurrency: int,
         using: str,
         observed: Observed | None = None,
@@ -58,8 +56,7 @@ class Worker:
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._liveness = liveness
-        self._queues = queues
-        self._exclude = frozenset(exclude)
+        self._served = served
         self._using = using
         self._observed = observed or Observed()
         self._max_jobs = max_jobs
@@ -190,15 +187,12 @@ class Worker:
 
     def served_queues(self) -> list[str]:
         """Return the queues to claim from now: those named, or any that a job declares or that holds pending rows."""
-        queues = (
-            registry.queues().union(self._observed.pending_queues) if self._queues is None else frozenset(self._queues)
-        )
-        return sorted(queues.difference(self._exclude, self._observed.paused_queues))
+        return sorted(self.served.among(registry.queues() | self._observed.pending_queues))
 
-    def serves(self) -> Q:
-        """Return the condition on rows that this worker would claim from their queue now, seen before or not."""
-        left_alone = Q(queue__in=self._exclude.union(self._observed.paused_queues))
-        return ~left_alone if self._queues is None else ~left_alone & Q(queue__in=self._queues)
+    @property
+    def served(self) -> Served:
+        """The queues that it would claim from now, known or not."""
+        return self._served - self._observed.paused_queues
 
     def _best_queue(self, queues: list[str], names: list[str]) -> tuple[str | None, int | None]:
         """Return the queue with the best head, and the rank of the next one's head: so far it may be claimed from."""

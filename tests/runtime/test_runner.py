@@ -34,6 +34,7 @@ from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.startup import DatabaseNotReady
 from django_jobs.runtime.stopping import StopNow, StopRequest, StopRequests
 from django_jobs.runtime.welcome import welcome
+from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
@@ -55,13 +56,13 @@ class TestOptions:
     def test_what_is_not_given_comes_from_the_settings(self, settings: Any) -> None:
         settings.DJANGO_JOBS = {"QUEUES": ["a", "b"], "CONCURRENCY": 3}
         options = Options.of()
-        assert (options.queues, options.concurrency) == (("a", "b"), 3)
+        assert (options.served, options.concurrency) == (Served.of(["a", "b"], ()), 3)
         options = Options.of(queues=["c"], concurrency=7)
-        assert (options.queues, options.concurrency) == (("c",), 7)
+        assert (options.served, options.concurrency) == (Served.of(["c"], ()), 7)
 
     def test_excluded_queues_are_not_served(self) -> None:
-        assert Options.of(queues=["a", "b"], exclude=["b"]).served == ("a",)
-        assert Options.of(exclude=["b"]).served is None
+        assert Options.of(queues=["a", "b"], exclude=["b"]).served == Served.of(["a"], ())
+        assert Options.of(exclude=["b"]).served == Served.of(None, ["b"])
 
     @pytest.mark.parametrize(
         ("wrong", "part"),
@@ -237,9 +238,11 @@ class TestStartup:
             @job(name="acc.three")
             def three() -> None: ...
 
-            text = "\n".join(welcome(Options.of(queues=["a", "b"], exclude=["b"], concurrency=4), "default"))
+            text = "\n".join(welcome(Options.of(queues=["a", "b"], concurrency=4), "default"))
+            without = "\n".join(welcome(Options.of(exclude=["a", "b"]), "default"))
         assert "jobs: 3 (1 cron, 2 database)" in text
-        assert "queues: a, b except b; slots: 4" in text
+        assert "queues: a, b; slots: 4" in text
+        assert "queues: any except a, b; slots" in without
         assert connections["default"].display_name in text
 
     @pytest.mark.parametrize(

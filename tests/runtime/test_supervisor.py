@@ -277,7 +277,7 @@ class TestChildren:
         whole = Options.of(processes=2, max_time=5.0, concurrency=3, queues=["a"])
         own = Child(number=1, roles=("worker",)).narrow(whole)
         assert (own.roles, own.processes, own.max_time) == (("worker",), None, None)
-        assert (own.concurrency, own.queues) == (3, ("a",))
+        assert (own.concurrency, own.served) == (3, whole.served)
 
     def test_the_end_of_a_process_is_told_in_words(self) -> None:
         assert ended(1) == "ended with exit code 1"

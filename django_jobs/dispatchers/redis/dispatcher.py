@@ -16,6 +16,7 @@ from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, Keys, score
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.subscription import RedisSubscription
 from django_jobs.dispatchers.redis.upkeep import Upkeep
+from django_jobs.served import Served
 
 # A push waits so many seconds for a connection, and for each answer; twice when the connection it had was dead.
 CONNECT_TIMEOUT = 0.3
@@ -89,8 +90,7 @@ class RedisDispatcher(Dispatcher):
             wake=wake,
             look=look,
             wanted=wanted,
-            queues=queues,
-            exclude=exclude,
+            served=Served.of(queues, exclude),
             on_close=process.subscriptions.discard,
         )
         process.subscriptions.add(subscription)

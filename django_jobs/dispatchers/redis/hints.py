@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from django_jobs import registry
@@ -12,6 +12,7 @@ from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.keys import MOST, Keys
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.session import WAIT, Session
+from django_jobs.served import Served
 
 # For the worker that was woken to claim, so that what it still wants is known before more is taken.
 PAUSE = 0.002
@@ -35,15 +36,14 @@ class Hints(Session):
         *,
         wake: Callable[[], None],
         wanted: Callable[[], int],
-        queues: Collection[str] | None,
-        exclude: Collection[str],
+        served: Served,
     ) -> None:
         super().__init__(server, breaker)
         self._keys, self._wake, self._wanted = keys, wake, wanted
-        self._named = None if queues is None else frozenset(queues)
-        self._exclude = frozenset(exclude)
-        self._served: list[str] = []
-        self._served_at = 0.0
+        self._served = served
+        # The keys of its queues, and when they were found.
+        self._found: list[str] = []
+        self._found_at = 0.0
         self._nap = FIRST_NAP
         # What was wanted before the last pop, if that brought as much as it could; and how many of these came one after
         # the other without making a difference.
@@ -63,9 +63,9 @@ class Hints(Session):
             self._nap = min(2 * self._nap, LONGEST_NAP)
             return self._nap
         self._nap = FIRST_NAP / 2
-        if time.monotonic() > self._served_at + WAIT:
+        if time.monotonic() > self._found_at + WAIT:
             self._find_queues()
-        if not self._served:
+        if not self._found:
             return WAIT
         return self._take(wanted)
 
@@ -75,7 +75,7 @@ class Hints(Session):
         # those who poll. Twice as much each time, the rest is soon gone, and costs few looks.
         generosity = 1 << min(max(self._fruitless - PATIENCE, 0), 10)
         count = min(wanted * generosity, MOST)
-        key, popped = self._pop(self._served, seconds=WAIT, count=count)
+        key, popped = self._pop(self._found, seconds=WAIT, count=count)
         self._was_wanted = wanted if len(popped) == count else None
         if not popped:
             return 0.0
@@ -93,10 +93,10 @@ class Hints(Session):
         return ("", []) if answer is None else (answer[0], answer[1])
 
     def _find_queues(self) -> None:
-        self._served_at = time.monotonic()
-        names = self._named
-        if names is None:
+        self._found_at = time.monotonic()
+        known: frozenset[str] = frozenset()
+        if self._served.is_any_but:
             key = self._keys.queues
             hinted = self._keys.ask(self._client, [key], lambda: self._client.smembers(key))
-            names = registry.queues() | {name.decode() for name in hinted}
-        self._served = [self._keys.queue(name) for name in sorted(names - self._exclude)]
+            known = registry.queues().union(name.decode() for name in hinted)
+        self._found = [self._keys.queue(name) for name in sorted(self._served.among(known))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.channel import Channel
@@ -10,6 +10,7 @@ from django_jobs.dispatchers.redis.hints import Hints
 from django_jobs.dispatchers.redis.keys import MOST, Keys
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.session import Session
+from django_jobs.served import Served
 
 
 class RedisSubscription:
@@ -24,20 +25,11 @@ class RedisSubscription:
         wake: Callable[[], None],
         look: Callable[[], None] | None,
         wanted: Callable[[], int] | None,
-        queues: Collection[str] | None,
-        exclude: Collection[str],
+        served: Served,
         on_close: Callable[[RedisSubscription], None],
     ) -> None:
         self._on_close = on_close
-        hints = Hints(
-            server,
-            keys,
-            breaker,
-            wake=wake,
-            wanted=wanted or (lambda: MOST),
-            queues=queues,
-            exclude=exclude,
-        )
+        hints = Hints(server, keys, breaker, wake=wake, wanted=wanted or (lambda: MOST), served=served)
         self._sessions: list[Session] = [hints]
         if look is not None:
             self._sessions.append(Channel(server, keys, breaker, look=look))

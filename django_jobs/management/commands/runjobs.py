@@ -141,7 +141,7 @@ class Command(BaseCommand):
         try:
             lacking = missing(
                 roles=[role for role in ROLES if options[role]],
-                queues=() if options["queues"] is None or served is None else served,
+                queues=() if options["queues"] is None else sorted(served.names),
             )
         except DatabaseNotReady as error:
             raise CommandError(str(error), returncode=NO_DATABASE) from error
