@@ -165,7 +165,7 @@ def test_a_job_that_forbids_it_gets_no_exception_but_is_given_up_at_its_timeout(
     slot = ladder.start(run)
     assert spinner.arrived.wait(PATIENCE)
     assert run.deadline is not None
-    assert ladder.interrupter.tick(run.deadline) == GRACE
+    assert ladder.interrupter.tick(run.deadline) == pytest.approx(GRACE)
     ladder.interrupter.tick(run.deadline + GRACE)
     ((given_up, outcome),) = ladder.given_up
     assert given_up is run
