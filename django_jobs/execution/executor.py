@@ -50,7 +50,8 @@ def execute(run: Run) -> Outcome:
     job = run.job
     try:
         if job.is_async:
-            outcome = async_to_sync(aexecute)(run)
+            # Not on a loop that waits for this thread: what the handler has run in threads would wait for it, too.
+            outcome = async_to_sync(aexecute, force_new_loop=True)(run)
         else:
             outcome = run.context.run(_execute_atomic if job.atomic else _execute, run)
     except BaseException as error:
@@ -257,7 +258,7 @@ def _run_awaitable(run: Run, awaitable: Awaitable[Any]) -> Any:
     """Await what a synchronous handler returned."""
     if not run.manage_connections:
         # Its queries are the caller's, and so is the thread they run in.
-        return async_to_sync(_wait)(awaitable)
+        return async_to_sync(_wait, force_new_loop=True)(awaitable)
 
     async def wait() -> Any:
         own_thread = ThreadSensitiveContext()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection, transaction
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection, connections, transaction
 
 from django_jobs import JobContext, Keep, Reschedule, Retry, current_context, signals
 from django_jobs.dispatchers import get_dispatcher
@@ -32,6 +34,13 @@ class TestInAProcessOfRunjobs(DispatcherContract):
             yield made
         made.close()
 
+
+async def awaited(coroutine: Any) -> Any:
+    return await coroutine
+
+
+# The thread in which a coroutine has its queries run.
+ident = sync_to_async(threading.get_ident)
 
 both = pytest.mark.parametrize(
     "commits",
@@ -179,6 +188,38 @@ def test_a_coroutine_runs_too(commit: Callable[[], Any]) -> None:
             Thing.objects.create(name="seen")
             row = counting.push()
         assert (now(row).status, row.result) == (Status.OK, 1)
+
+
+@pytest.mark.parametrize("commits", [pytest.param(True, marks=pytest.mark.django_db(transaction=True))])
+@pytest.mark.parametrize("run", [asyncio.run, async_to_sync(awaited)], ids=["a loop", "a test's loop"])
+def test_a_coroutine_that_asks_the_database_does_not_wait_for_the_coroutine_that_pushed_it(
+    commit: Callable[[], Any], run: Callable[[Any], Any]
+) -> None:
+    """Fault: both were to run on one loop, and the thread for their queries was taken by the push, for ever."""
+    seen: list[tuple[str, int, int]] = []
+
+    async def inner() -> None:
+        seen.append(("inner", await Thing.objects.acount(), await ident()))
+
+    async def outer() -> None:
+        await Thing.objects.acreate(name="of the handler")
+        await pushing.apush()
+        seen.append(("outer", await Thing.objects.acount(), await ident()))
+
+    def returning() -> Any:
+        return outer()
+
+    async def push() -> int:
+        await pushed.apush()
+        await also.apush()
+        # That of the thread of a loop would keep the database from being dropped.
+        await sync_to_async(connections.close_all)()
+        return await ident()
+
+    with jobs_of(inner, outer, returning) as [pushing, pushed, also]:
+        thread = run(push())
+    assert seen == [(name, count, thread) for count in (1, 2) for name in ("outer", "inner")]
+    assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.OK}
 
 
 @both
