@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -16,6 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import close_old_connections, connections
 from django.db.backends.utils import CursorWrapper
+from django.db.transaction import Atomic
 from django.test import Client
 
 from django_jobs import job, registry
@@ -53,17 +55,28 @@ def _elsewhere(transactional_db: None, settings: Any) -> Iterator[None]:
 
 @pytest.fixture
 def strays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Statements about our tables on the database that is not theirs, of all threads; there must be none."""
+    """Statements about our tables on the database that is not theirs, and transactions that our code opens there.
+
+    Those of all threads; there must be none.
+    """
     found: list[str] = []
-    execute = CursorWrapper._execute_with_wrappers
+    execute, enter = CursorWrapper._execute_with_wrappers, Atomic.__enter__
 
     def listen(self: CursorWrapper, sql: str, params: Any, many: bool, executor: Any) -> Any:
         if self.db.alias == "default" and "django_jobs_" in sql:
             found.append(sql)
         return execute(self, sql, params, many, executor)
 
+    def watch(self: Atomic) -> None:
+        opener = sys._getframe(1)
+        module = str(opener.f_globals["__name__"])
+        if self.using in (None, "default") and module.startswith("django_jobs."):
+            found.append(f"a transaction of {module}.{opener.f_code.co_name}()")
+        enter(self)
+
     with monkeypatch.context() as patch:
         patch.setattr(CursorWrapper, "_execute_with_wrappers", listen)
+        patch.setattr(Atomic, "__enter__", watch)
         yield found
     assert found == []
 
