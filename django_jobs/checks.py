@@ -85,7 +85,7 @@ def _dispatcher() -> list[CheckMessage]:
     except Exception as error:  # noqa: BLE001 - see _fault()
         fault = _raised(error, doing)
     else:
-        fault = "it is no subclass of django_jobs.dispatchers.Dispatcher"
+        fault = "it is not a subclass of django_jobs.dispatchers.Dispatcher"
     return [
         checks.Error(
             f"DJANGO_JOBS: the dispatcher {backend!r} cannot be used: {fault}.",

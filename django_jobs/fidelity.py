@@ -79,7 +79,7 @@ def flaw(tree: Any, path: str, depth: int = 0) -> str | None:
         if "\x00" in tree:
             return f"{path}: holds a NUL character, which PostgreSQL cannot store"
         if not tree.isascii() and any("\ud800" <= character <= "\udfff" for character in tree):
-            return f"{path}: holds a lone surrogate, which is no text"
+            return f"{path}: holds a lone surrogate, which is not text"
         return None
     if isinstance(tree, int):
         return None if SMALLEST <= tree <= LARGEST else f"{path}: is beyond 64 bits, which MySQL rounds; send text"

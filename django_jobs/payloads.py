@@ -214,7 +214,7 @@ class Schema:
                 del parameters[0]
             elif first is Any and parameters[0].name in {"self", "cls"}:
                 raise DefinitionError(
-                    f"{self.job_name}: a method is no handler, since a row has no object to call it on. Decorate a "
+                    f"{self.job_name}: a method cannot be a handler: a row has no object to call it on. Decorate a "
                     f"function, and pass the key of the object."
                 )
             elif first is Any:
@@ -248,7 +248,7 @@ class Schema:
         except (PydanticUserError, TypeError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise DefinitionError(
-                f"{self.job_name}: its signature is no schema ({reason}) Use types that pydantic knows."
+                f"{self.job_name}: its signature cannot be a schema ({reason}) Use types that pydantic knows."
             ) from error
 
     def _check_hint(self, name: str, hint: Any) -> None:

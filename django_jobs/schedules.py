@@ -139,7 +139,7 @@ def configured(key: Literal["SWEEP_CRON", "TRIM_CRON"]) -> Cron:
 def parse(expression: Any) -> str:
     """Return the expression with single spaces; raise DefinitionError for what cannot be kept as a schedule."""
     if not isinstance(expression, str) or not expression.strip():
-        raise DefinitionError(f"cron={expression!r} is no cron expression; expected {GRAMMAR}.")
+        raise DefinitionError(f"cron={expression!r} is not a cron expression; expected {GRAMMAR}.")
     text = " ".join(expression.split())
     wrong = f"cron={text[:LONGEST]!r}"
     if len(text) > LONGEST or re.search(r"\d{5}", text):

@@ -230,9 +230,9 @@ async def agenerator() -> Any:
         (Callable(), "decorates a plain function"),
         (functools.partial(nothing), "decorates a plain function"),
         (len, "decorates a plain function"),
-        (Callable.method, "a method is no handler"),
-        (generator, "a generator is no handler"),
-        (agenerator, "a generator is no handler"),
+        (Callable.method, "a method cannot be a handler"),
+        (generator, "a generator cannot be a handler"),
+        (agenerator, "a generator cannot be a handler"),
     ],
 )
 def test_what_is_no_plain_function_is_refused(func: Any, message: str) -> None:

@@ -139,10 +139,10 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("list", "--since", "2026-02-30"), "expected a length of time"),
         (("list", "--since", "99999999d"), "before there were dates"),
         (("list", "--jobs", "--queue", "mail"), "no filter of executions"),
-        (("show", "7"), "'7' is no id"),
+        (("show", "7"), "'7' is not an id"),
         (("show", "018f0000-0000-7000-8000-000000000000"), "There is no execution 018f0000"),
         (("push", "acc.mrk"), "did you mean 'acc.mark'?"),
-        (("push", "acc.mark", "--payload", "{"), "is no JSON"),
+        (("push", "acc.mark", "--payload", "{"), "is not JSON"),
         (("push", "acc.mark", "--payload", "[1]"), "expected an object"),
         (("push", "acc.mark", "--payload", '{"no": 1}'), "payload.no: the handler has no such parameter"),
         (("push", "acc.mark", "--priority", "urgent"), "priority='urgent'"),
@@ -151,7 +151,7 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("trigger", "acc.mark"), "manage.py jobs push acc.mark"),
         (("cancel",), "one of the two"),
         (("cancel", "7", "--job", "acc.mark"), "one of the two"),
-        (("retry", "7"), "'7' is no id"),
+        (("retry", "7"), "'7' is not an id"),
         (("retry", "--job", "acc.mark"), "Add --yes"),
         (("pause",), "--queue"),
         (("pause", "acc.mrk"), "did you mean 'acc.mark'?"),
@@ -163,10 +163,10 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("list", "--since", "9999-12-31T23:59:59-12:00"), "no dates so far away"),
         (("list", "--since", "0001-01-01T00:00+14:00"), "no dates so far away"),
         # What Python makes of bytes on a command line that are no UTF-8.
-        (("list", "--key", "\udcff"), "holds what is no text"),
-        (("list", "--key", "k", "--organization", "\udcff"), "holds what is no text"),
-        (("list", "--queue", "\udcff"), "holds what is no text"),
-        (("list", "--organization", "\udcff"), "holds what is no text"),
+        (("list", "--key", "\udcff"), "holds what is not text"),
+        (("list", "--key", "k", "--organization", "\udcff"), "holds what is not text"),
+        (("list", "--queue", "\udcff"), "holds what is not text"),
+        (("list", "--organization", "\udcff"), "holds what is not text"),
         (("list", "--job", "\udcff"), "No job is called"),
         (("pause", "\udcff"), "No job is called"),
         (("resume", "\udcff"), "No job is called"),
@@ -185,7 +185,7 @@ def test_the_beginning_of_one_id_shows_that_execution() -> None:
     assert str(row.pk) in jobs("show", row.pk.hex[:8].upper())
     assert "none begins with it" in refused(2, "show", "ffffff")
     # Too short to mean one.
-    assert "is no id" in refused(2, "show", str(row.pk)[:5])
+    assert "at least the first 6 digits" in refused(2, "show", str(row.pk)[:5])
 
 
 def test_the_beginning_of_several_ids_names_the_newest_of_them() -> None:
@@ -200,7 +200,7 @@ def test_the_beginning_of_several_ids_names_the_newest_of_them() -> None:
 def test_what_is_moved_is_named_by_its_whole_id(verb: str) -> None:
     row = JobExecutionFactory(failed=verb == "retry")
     before = row.status
-    assert f"is no whole id; these begin with it: {row}" in refused(2, verb, str(row.pk)[:13])
+    assert f"is not a whole id; these begin with it: {row}" in refused(2, verb, str(row.pk)[:13])
     assert status(row) == before
 
 

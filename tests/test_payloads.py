@@ -364,7 +364,7 @@ class Unknown:
         (User, r"value is of the type User; .* Pass its key \(value_id: int\)"),
         (list[User], "value is of the type User"),
         (User | None, "value is of the type User"),
-        (Unknown, "its signature is no schema"),
+        (Unknown, "its signature cannot be a schema"),
         (JobContext | None, "takes a JobContext"),
         (list[JobContext], "takes a JobContext"),
     ],

@@ -102,7 +102,7 @@ def _object(text: str) -> str:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--payload is no JSON: {error}") from error
+        raise UsageError(f"--payload is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise UsageError(f'--payload is a JSON {type(value).__name__}; expected an object, {{"parameter": value}}.')
     return text

@@ -92,7 +92,7 @@ def whole_id(text: str, *, using: str) -> UUID:
         return pk
     near = _beginning_with(text, using=using)
     raise UsageError(
-        f"{text!r} is no whole id; " + (f"these begin with it: {some(near, NEAR)}" if near else NONE_BEGINS)
+        f"{text!r} is not a whole id; " + (f"these begin with it: {some(near, NEAR)}" if near else NONE_BEGINS)
     )
 
 
@@ -102,7 +102,7 @@ def begun_id(text: str, *, using: str) -> UUID:
         return pk
     near = _beginning_with(text, using=using)
     if not near:
-        raise UsageError(f"{text!r} is no id of an execution; {NONE_BEGINS}")
+        raise UsageError(f"{text!r} is not the id of an execution; {NONE_BEGINS}")
     if len(near) > 1:
         raise UsageError(f"{text!r} is the beginning of several ids, the newest first: {some(near, NEAR)}")
     return near[0].pk
@@ -119,7 +119,9 @@ def _beginning_with(text: str, *, using: str) -> list[JobExecution]:
     """Return the newest executions with such an id, one more of them than are named."""
     bounds = id_bounds(text)
     if bounds is None:
-        raise UsageError(f"{text!r} is no id of an execution; manage.py jobs list shows them.")
+        raise UsageError(
+            f"{text!r} is not an id, or at least the first 6 digits of one; manage.py jobs list shows them."
+        )
     rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1])
     return list(rows.order_by("-pk").only("pk", "job_name")[: NEAR + 1])
 
@@ -188,5 +190,5 @@ def _first_id(since: datetime) -> UUID:
 def _storable(text: str) -> str:
     # Databases refuse to look for it. Python has lone surrogates for what is no UTF-8 on a command line.
     if storable(text) != text:
-        raise UsageError(f"{text!r} holds what is no text, as no execution does: NUL, or what is no UTF-8.")
+        raise UsageError(f"{text!r} holds what is not text, as no execution does: NUL, or invalid UTF-8.")
     return text

@@ -25,7 +25,7 @@ def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
         return
     try:
         if path.exists() and not path.is_file():
-            raise FileExistsError(0, "it exists and is no file")
+            raise FileExistsError(0, "it exists and is not a file")
         _write(path)
     except OSError as error:
         raise UsageError(f"--heartbeat-file {path} cannot be written: {error.strerror or error}.") from error

@@ -301,7 +301,7 @@ class TestFile:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         for path in (pipe, tmp_path):
-            with pytest.raises(UsageError, match="it exists and is no file"), heartbeat_file(Said(), path):
+            with pytest.raises(UsageError, match="it exists and is not a file"), heartbeat_file(Said(), path):
                 pass
         assert pipe.is_fifo()
 

@@ -49,9 +49,9 @@ class Server:
         except ValueError:
             # What it says may quote a part of the password.
             raise ImproperlyConfigured(
-                f"DJANGO_JOBS: the LOCATION of the cache {alias!r}, which the redis dispatcher uses, is no address "
-                "of a Redis server; write redis://host:6379/0, rediss://… for TLS, or unix://…, and what is special in "
-                "a password as %XX."
+                f"DJANGO_JOBS: the LOCATION of the cache {alias!r}, which the redis dispatcher uses, is not the "
+                "address of a Redis server; write redis://host:6379/0, rediss://… for TLS, or unix://…, and what is "
+                "special in a password as %XX."
             ) from None
 
     def client(self, *, connect: float, answer: float, retries: int = 0) -> redis.Redis:
