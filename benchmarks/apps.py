@@ -1,4 +1,4 @@
-"""Counts the statements of a process, where the environment asks for it."""
+"""Count the statements of a process, if the environment asks for it."""
 
 import os
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from django.db.backends.signals import connection_created
 
 
 class BenchmarksConfig(AppConfig):
-    """An app, so that runjobs finds the jobs here."""
+    """An app, so that runjobs finds the jobs of the benchmarks."""
 
     name = "benchmarks"
 
     def ready(self) -> None:
-        """Have each statement of the process leave one byte in the file that STATEMENTS names."""
+        """Write one byte per statement of the process to the file that STATEMENTS names."""
         path = os.environ.get("STATEMENTS")
         if path is None:
             return

@@ -74,7 +74,7 @@ class Bench:
         self.execute("CHECKPOINT")
 
     def add_history(self, finished: int, future: int, paused: int) -> None:
-        """Put finished and future rows beside the work, and on top of it what a paused job holds back."""
+        """Add finished and future rows beside the work, and rows of a paused job ahead of it."""
         self.execute(
             f"""
             INSERT INTO {self.table} (id, job_name, queue, status, rank, payload, key, context, attempt, max_attempts,
@@ -110,7 +110,7 @@ class Bench:
                 cursor.execute(f"DELETE FROM {self.table} WHERE id = ANY(%s)", [ids])
 
     def drain(self, slots: int) -> float:
-        """Return the rate of a worker with so many slots."""
+        """Return the rate of a worker with this many slots."""
         self.fill()
         answer = subprocess.run(
             [sys.executable, "-m", "benchmarks.worker", str(slots), str(self.jobs)],
@@ -120,12 +120,12 @@ class Bench:
             text=True,
         )
         if left := self.model.objects.filter(job_name=self.noop.name).exclude(status="ok").count():
-            raise SystemExit(f"{left} jobs did not end ok")
+            raise SystemExit(f"{left} jobs did not end as ok")
         self.model.objects.filter(job_name=self.noop.name).delete()
         return self.jobs / float(answer.stdout)
 
     def pair(self, one: Callable[[int], object], other: Callable[[int], object], calls: int) -> tuple[float, float]:
-        """Return the rates of two calls, taken in turns of fifty, so that the machine's moods hit both."""
+        """Return the rates of two calls, in turns of fifty, so that fluctuations of the machine affect both."""
         spent = [0.0, 0.0]
         for start in range(0, calls, 50):
             for which, call in enumerate((one, other)):

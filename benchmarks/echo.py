@@ -1,6 +1,6 @@
-"""The other end of the floor of latency.py: `python -m benchmarks.echo redis|database URL PORT` tells of each message.
+"""The other end of the floor of latency.py: `python -m benchmarks.echo redis|database URL PORT` reports each message.
 
-It waits for them as plainly as can be: BZMPOP or LISTEN on one connection, and nothing else.
+It waits in the simplest way: BZMPOP or LISTEN on one connection, and nothing else.
 """
 
 import sys
@@ -11,7 +11,7 @@ NAME = "benchmark_floor"
 
 
 def main(mode: str, url: str, port: int) -> None:
-    """Tell when it is ready and whenever a message comes; ends when it is killed."""
+    """Report when it is ready and whenever a message comes; runs until it is killed."""
     if mode == "redis":
         import redis
 

@@ -1,11 +1,11 @@
-"""Measure what a process costs that has nothing to do: statements a second, and time of the processor.
+"""Measure what an idle process costs: statements per second, and processor time.
 
     python -m benchmarks.idle redis                          # an embedded PostgreSQL and Valkey
     python -m benchmarks.idle database --engine mysql --seconds 60
     python -m benchmarks.idle direct --engine sqlite
 
 With redis and database that is a runjobs process with all roles, with direct a web process that has run a job.
-Statements are those that Django sends; BEGIN, COMMIT and what a listening connection waits for are not among them.
+Statements are those that Django sends, without BEGIN, COMMIT and those of a listening connection.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from benchmarks.world import ENGINES, MODES, python, runjobs, world
 
-# The process settles: first looks, sweep and trim.
+# Seconds for the process to settle: first looks, sweep and trim.
 SETTLE = 5.0
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the time that the process has spent on the processor, in itself and in the system."""
+    """Return the processor time of the process, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -9,24 +9,24 @@ _sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 
 def tell(port: int) -> None:
-    """Send the time of now, by the clock that all processes of a machine share."""
+    """Send the current time, by the clock that all processes of a machine share."""
     _sender.sendto(repr(time.monotonic()).encode(), ("127.0.0.1", port))
 
 
 @job(name="benchmark.noop")
 def noop(number: int) -> None:
-    """Do nothing, so that only the system is measured."""
+    """Do nothing, so that only our own overhead is measured."""
 
 
 @job(name="benchmark.beacon")
 def beacon(port: int) -> None:
-    """Tell when it began."""
+    """Report when it began."""
     tell(port)
 
 
 @job(name="benchmark.patient")
 def patient(ctx: JobContext, port: int) -> None:
-    """Tell when it began, and when it was told to stop."""
+    """Report when it began, and when it was told to stop."""
     tell(port)
     ctx.signal.wait(60)
     tell(port)

@@ -33,7 +33,7 @@ def drain(jobs: int, losses: int, lose: Callable[[], object]) -> float:
     began = time.monotonic()
     portions = range(0, jobs, PORTION)
     early = losses - losses // 2
-    # Evenly among the portions.
+    # Spread evenly over the portions.
     after = {portions[len(portions) * number // early] for number in range(early)}
     for first in portions:
         for number, priority in enumerate(PRIORITIES):
@@ -48,7 +48,7 @@ def drain(jobs: int, losses: int, lose: Callable[[], object]) -> float:
     wait(0)
     spent = time.monotonic() - began
     if JobExecution.objects.exclude(status="ok", attempt=1, run_no=1).exists():
-        raise SystemExit("not all of them ended ok, in their first run")
+        raise SystemExit("not all jobs ended as ok in their first run")
     return spent
 
 
@@ -69,7 +69,7 @@ def main() -> None:
         import redis
 
         with redis.Redis.from_url(os.environ["BENCHMARK_REDIS_URL"]) as client:
-            # What comes first finds everything cold.
+            # A warm-up, whose times do not count.
             drain(options.jobs // 10, 0, client.flushall)
             for _ in range(options.rounds):
                 undisturbed.append(drain(options.jobs, 0, client.flushall))

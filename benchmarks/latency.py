@@ -1,14 +1,13 @@
-"""Measure how soon an idle runjobs process starts what is pushed, beside its floor, and how soon a cancel arrives.
+"""Measure how soon an idle runjobs process starts a pushed job, beside its floor, and how soon a cancel arrives.
 
     python -m benchmarks.latency redis                       # an embedded PostgreSQL and Valkey
     python -m benchmarks.latency redis --engine sqlite --count 300
     python -m benchmarks.latency database                    # NOTIFY on PostgreSQL, polling elsewhere
 
 The floors, taken in turns with the pushes, are the same message between two bare processes (ZADD to BZMPOP, or NOTIFY
-to LISTEN), and an UPDATE of one row, as durable as the server has it: a worker commits its claim before a handler
-starts, so nothing can come sooner than both together. Times are from before the call of push() to the first line of the
-handler, and from the hint, which is right after the commit. Pauses between pushes are random, so that polls do not come
-at a pace.
+to LISTEN), and a durable UPDATE of one row: a worker commits its claim before a handler starts, so nothing can be
+faster than both together. Times are from before the call of push() to the first line of the handler, and from the hint,
+which comes right after the commit. Pauses between pushes are random, so as not to coincide with polls.
 """
 
 import argparse
@@ -29,7 +28,7 @@ Times = list[float]
 
 
 class Ear:
-    """Hears the times that other processes tell."""
+    """Receives the times that other processes report."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -38,13 +37,13 @@ class Ear:
         self.port: int = self._socket.getsockname()[1]
 
     def hear(self) -> float:
-        """Wait for the next one."""
+        """Wait for the next time."""
         return float(self._socket.recv(64))
 
 
 @contextlib.contextmanager
 def floor(mode: str, engine: str) -> Iterator[Callable[[], float] | None]:
-    """Yield what returns the seconds that a bare message takes; None where there is no such thing."""
+    """Yield a function that returns the seconds of a bare message; None if there is no such message."""
     if mode == "database" and engine != "postgres":
         yield None
         return
@@ -89,7 +88,7 @@ def floor(mode: str, engine: str) -> Iterator[Callable[[], float] | None]:
 
 
 def starts(count: int, bare: Callable[[], float] | None) -> dict[str, Times]:
-    """Return the times of so many pushes, and of as many bare messages."""
+    """Return the times of this many pushes, and of as many bare messages."""
     from django.contrib.contenttypes.models import ContentType
 
     from benchmarks.jobs import beacon
@@ -120,7 +119,7 @@ def starts(count: int, bare: Callable[[], float] | None) -> dict[str, Times]:
         began = time.monotonic()
         beacon.push(port=ear.port)
         heard = ear.hear()
-        # What comes first finds everything cold.
+        # The first ones are a warm-up.
         if number >= 0:
             found["floor: the bare message"].append(message)
             found["floor: an UPDATE of one row"].append(updated)

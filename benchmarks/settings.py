@@ -17,7 +17,7 @@ if "sqlite" in DATABASES["default"]["ENGINE"]:
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
     }
 elif "mysql" in DATABASES["default"]["ENGINE"] and importlib.util.find_spec("MySQLdb") is None:
-    # mysqlclient where it is installed, as most run it; the driver of the tests is written in Python.
+    # mysqlclient if it is installed, as in most deployments; the tests' driver is written in Python.
     import pymysql
 
     pymysql.install_as_MySQLdb()

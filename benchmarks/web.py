@@ -1,6 +1,6 @@
-"""Be a web process in direct mode as far as django_jobs sees it: `python -m benchmarks.web` runs a job, then idles.
+"""Act as a web process in direct mode: `python -m benchmarks.web` runs a job, then idles.
 
-Started by idle.py. It is no server: what that costs while no request comes is not what is measured.
+Started by idle.py. There is no actual server, whose own cost is not to be measured.
 """
 
 import signal
@@ -14,7 +14,7 @@ from benchmarks.jobs import noop  # noqa: E402
 
 
 def main() -> None:
-    """Push a job, which starts what runs it, and wait for SIGTERM."""
+    """Push a job, which starts the runner, and wait for SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *args: sys.exit())
     noop.push(number=0)
     while True:

@@ -1,4 +1,4 @@
-"""What latency.py, idle.py and key_loss.py need: a database of their own, a Valkey perhaps, and runjobs processes."""
+"""The environment of latency.py, idle.py and key_loss.py: a database, Valkey if needed, and runjobs processes."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ ENGINES = ("postgres", "mysql", "sqlite")
 
 @contextlib.contextmanager
 def world(engine: str, mode: str) -> Iterator[str]:
-    """Set up Django on an empty database, with the dispatcher of that name; yield what it runs on."""
+    """Set up Django on an empty database, with the dispatcher of that name; yield the versions it runs on."""
     with contextlib.ExitStack() as stack:
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         os.environ["BENCHMARK_DISPATCHER"] = mode
@@ -78,7 +78,7 @@ def runjobs(
 
 @contextlib.contextmanager
 def python(*command: str, workers: int = 1, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a module as a process; it, or so many children of it, have registered when the block begins."""
+    """Run a module as a process; it, or this many children of it, have registered when the block begins."""
     from django_jobs.models import Worker
 
     with tempfile.TemporaryFile() as output:

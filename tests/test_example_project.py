@@ -274,7 +274,7 @@ def test_sample_data_is_added_once(empty_shop: Shop) -> None:
 
 def test_one_job_of_the_sample_data_fails_and_says_why_that_is_meant(empty_shop: Shop) -> None:
     said = empty_shop.manage("demo_data")
-    assert "a job fails on purpose: shop.resize_image, of a product 0." in said
+    assert "a job will fail on purpose: shop.resize_image, for product 0." in said
     empty_shop.ask("answer = [row.start_now().status for row in JobExecution.objects.scheduled()]")
     empty_shop.manage("runjobs", "--once")
     ended = "JobExecution.objects.filter(status='error')"

@@ -1,4 +1,4 @@
-"""A strict Content-Security-Policy on every response, to show that the shop and the admin live with one."""
+"""A strict Content-Security-Policy on every response, to show that the shop and the admin work under one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICY = "; ".join(
 
 
 def content_security_policy(get_response: GetResponse) -> GetResponse:
-    """Add the policy to what the view answers."""
+    """Add the policy to every response."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)

@@ -1,4 +1,4 @@
-"""Settings of the example shop; the environment may say otherwise, through django-environ.
+"""Settings of the example shop; the environment may override them, through django-environ.
 
 DATABASE_URL, REDIS_URL, DEBUG, SECRET_KEY, ALLOWED_HOSTS and VAR_DIR are read; each has a default that works on
 a laptop.
@@ -15,7 +15,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
 DEBUG = env.bool("DEBUG", default=True)
-# Only a development machine gets a key for nothing; without DEBUG the environment has to bring one.
+# Only a development machine gets a default key; without DEBUG the environment has to provide one.
 SECRET_KEY = env.str("SECRET_KEY", default="only-for-the-demo-on-a-laptop" if DEBUG else environ.Env.NOTSET)
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 VAR_DIR = Path(env.str("VAR_DIR", default=str(BASE_DIR / "var")))
@@ -61,14 +61,14 @@ TEMPLATES = [
 
 DATABASES: dict[str, Any] = {"default": env.db("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # The web process and the worker write to one file: WAL lets them read meanwhile, IMMEDIATE lets a writer wait its
-    # turn instead of failing when it goes from reading to writing.
+    # The web process and the worker write to one file: with WAL they can read meanwhile, with IMMEDIATE a writer waits
+    # its turn instead of failing when it goes from reading to writing.
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
     }
-    # It asks to keep atomic jobs short on SQLite; the only one here takes a millisecond.
+    # The check advises to keep atomic jobs short on SQLite; the only one here takes a millisecond.
     SILENCED_SYSTEM_CHECKS = ["django_jobs.W001"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -78,11 +78,11 @@ if REDIS_URL:
 
 DJANGO_JOBS: dict[str, Any] = {
     "CONCURRENCY": 4,
-    # A demo wants to show yesterday's successes, too.
+    # A demo should show yesterday's successes as well.
     "KEEP": {"ok": 100},
 }
 if REDIS_URL:
-    # An idle worker starts an order's jobs at once; without it, it looks each second.
+    # Wakes an idle worker at once; without it, the worker polls every second.
     DJANGO_JOBS["DISPATCHER"] = {"BACKEND": "redis", "OPTIONS": {"CACHE": "default"}}
 
 LANGUAGE_CODE = "en"

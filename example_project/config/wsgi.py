@@ -1,4 +1,4 @@
-"""The WSGI door of the example shop."""
+"""The WSGI application of the example shop."""
 
 from __future__ import annotations
 

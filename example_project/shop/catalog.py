@@ -1,4 +1,4 @@
-"""The catalogue of a supplier who does not exist: a CSV file that is made up while it is read."""
+"""The catalogue of a fictitious supplier: a CSV file that is generated while it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STUFFS = ["ash", "brass", "clay", "cork", "glass", "linen", "oak", "slate", "ste
 
 
 def batches(lines: int, size: int) -> Iterator[list[Product]]:
-    """Yield the products of the catalogue, not saved yet, in lists of `size`; never the whole of it."""
+    """Yield the unsaved products of the catalogue in lists of `size`, without ever loading all of it."""
     reader = csv.DictReader(_file(lines))
     products = (
         Product(name=row["name"], tagline=row["tagline"], price=Decimal(row["price"]), stock=int(row["stock"]))

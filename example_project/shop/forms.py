@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class OrderForm(forms.Form):
-    """Who wants how many."""
+    """The customer's e-mail address and the quantity."""
 
     email = forms.EmailField(label="Your e-mail", widget=forms.EmailInput(attrs={"placeholder": "you@example.com"}))
     quantity = forms.IntegerField(min_value=1, max_value=20, initial=1)
@@ -22,7 +22,7 @@ class OrderForm(forms.Form):
         self.product = product
 
     def clean_quantity(self) -> int:
-        """Refuse more than is on the shelf now; the job `book_stock` has the last word."""
+        """Refuse more than is on the shelf now; the job `book_stock` decides in the end."""
         quantity: int = self.cleaned_data["quantity"]
         if quantity > self.product.stock:
             raise forms.ValidationError(f"Only {self.product.stock} left.")

@@ -1,4 +1,4 @@
-"""What the shop does behind the counter; django_jobs finds this module by itself."""
+"""The background work of the shop; django_jobs imports this module by itself."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BATCH = 500
 
 
 class WebhookDownError(Exception):
-    """The other side does not answer."""
+    """The partner does not answer."""
 
 
 class NoSuchProductError(Exception):
-    """A job is about a product that is not on the shelf."""
+    """The product of a job does not exist."""
 
 
 @job(retry=Retry(5), timeout=timedelta(seconds=30))
@@ -54,7 +54,7 @@ def book_stock(order_id: int) -> None:
     order.save(update_fields=["status"])
     logger.info("Order %s is %s", order_id, order.status)
     if taken:
-        # In the same transaction as the stock: the warehouse hears of it exactly if the goods are booked.
+        # In the same transaction as the stock: the warehouse is told if, and only if, the goods are booked.
         orders.start(order, ping_warehouse)
 
 
@@ -68,13 +68,13 @@ async def ping_warehouse(order_id: int) -> None:
 
 @job(retry=Retry(3, backoff=Backoff(initial=2, factor=2, jitter=None)))
 def flaky_webhook(ctx: JobContext, order_id: int) -> None:
-    """Call a partner who answers at the third attempt."""
+    """Call a partner who answers only at the third attempt."""
     logger.info("Calling the partner about order %s, attempt %s of %s", order_id, ctx.attempt, ctx.max_attempts)
     if ctx.attempt < 3:
         raise WebhookDownError(f"503 Service Unavailable (order {order_id}, attempt {ctx.attempt})")
 
 
-# A disk may be full for a while; a product that is not there does not come back.
+# A full disk may pass; a missing product does not come back.
 @job(priority="low", retry=Retry(2, when=OSError))
 def resize_image(product_id: int) -> None:
     """Make the thumbnail of one product's image."""
@@ -89,21 +89,21 @@ def resize_image(product_id: int) -> None:
 
 @job(cron="*/2 * * * *")
 def restock() -> None:
-    """Fill up what has run low, every two minutes."""
+    """Restock products that have run low, every two minutes."""
     filled = Product.objects.filter(stock__lt=3).update(stock=F("stock") + 10)
     logger.info("%s products filled up", filled)
 
 
 @job(cron="30 3 * * *", timezone="Europe/Paris", misfire_grace=timedelta(hours=1), keep=Keep(ok=30))
 def purge_orders() -> None:
-    """Delete the orders of more than a year ago, each night when Paris sleeps."""
+    """Delete orders that are more than a year old, every night in Paris."""
     deleted, _ = Order.objects.filter(created_at__lt=timezone.now() - timedelta(days=365)).delete()
     logger.info("%s old rows deleted", deleted)
 
 
 @job(priority="low", retry=2, timeout=timedelta(minutes=10))
 def import_catalog(ctx: JobContext, lines: int = 20_000) -> None:
-    """Take over a supplier's catalogue, batch after batch; what is on the shelf already stays as it is."""
+    """Import a supplier's catalogue, batch after batch; existing products stay as they are."""
     done = 0
     for batch in catalog.batches(lines, BATCH):
         Product.objects.bulk_create(batch, ignore_conflicts=True)
@@ -111,7 +111,7 @@ def import_catalog(ctx: JobContext, lines: int = 20_000) -> None:
         ctx.progress(done, lines, note=batch[-1].name)
         # A pause, so that others can write as well: SQLite has one writer at a time.
         if ctx.signal.wait(0.2):
-            # Each batch is committed, and a second run passes over it: there is nothing to undo.
+            # Each batch is committed, and another run skips it: there is nothing to undo.
             logger.warning("Stopped after %s of %s lines: %s", done, lines, ctx.signal.reason)
             return
     logger.info("Took over %s lines", done)

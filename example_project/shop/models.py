@@ -27,7 +27,7 @@ class Product(models.Model):
 
 
 class Order(models.Model):
-    """What one customer wants of one product."""
+    """One customer's order of one product."""
 
     class Status(models.TextChoices):
         """PLACED until the job `book_stock` has looked at the shelf."""

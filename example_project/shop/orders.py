@@ -10,7 +10,7 @@ from .models import Order, OrderJob, Product
 
 
 def place(product: Product, *, email: str, quantity: int, locale: str = "en") -> Order:
-    """Create an order together with its jobs: either all of it is there, or none."""
+    """Create an order together with its jobs: all or nothing."""
     # jobs.py imports this module.
     from .jobs import book_stock, send_receipt
 
@@ -22,6 +22,6 @@ def place(product: Product, *, email: str, quantity: int, locale: str = "en") ->
 
 
 def start(order: Order, job: Any, **payload: Any) -> None:
-    """Push a job for an order and remember which one it was."""
+    """Push a job for an order and record its id."""
     execution = job.using(key=f"order-{order.pk}").push(order_id=order.pk, **payload)
     OrderJob.objects.get_or_create(order=order, execution_id=execution.pk, defaults={"job_name": execution.job_name})

@@ -1,4 +1,4 @@
-"""Where the pages of the shop are."""
+"""The URLs of the shop."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class JobLine:
 
     @property
     def live(self) -> bool:
-        """Say whether the line may still change."""
+        """Whether the line may still change."""
         return self.execution is not None and self.execution.status not in FINAL
 
 
@@ -72,7 +72,7 @@ def order_page(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_GET
 def order_jobs(request: HttpRequest, pk: int) -> HttpResponse:
-    """Return only the part of the order page that changes; the page asks for it each second."""
+    """Return only the part of the order page that changes; the page fetches it every second."""
     return render(request, "shop/_jobs.html", _order_context(pk))
 
 
@@ -88,7 +88,7 @@ def call_webhook(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def start_stock_take(request: HttpRequest) -> HttpResponse:
-    """Start the long job, unless one is alive already."""
+    """Start the long job, unless one is live already."""
     return _start_one(request, stock_take, "Counting the shelves.", "Somebody is counting already.")
 
 

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# `runjobs` drains and hands back within 27 s; what is still there after that is ended.
+# Seconds. `runjobs` drains and hands back within 27 s; a process that is still there after that is killed.
 PATIENCE = 30.0
 
 WELCOME = """
@@ -27,7 +27,7 @@ WELCOME = """
   2. There, press "Call the flaky webhook": it fails twice, then works.
   3. On the first page, start a stock take, or the import of a catalogue; watch and cancel it in the admin.
   4. In the admin's list of executions, look at the shop.resize_image that fails on purpose, and retry it.
-  5. The admin's page of jobs tells what runs by the clock, and runs it now.
+  5. The admin's page of jobs shows the cron jobs, and runs them now.
   6. The receipts are files in {mail}.
 
   Ctrl-C ends both processes.
@@ -59,7 +59,7 @@ class Command(BaseCommand):
         try:
             children["runserver"] = self._start("runserver", f"127.0.0.1:{port}", "--noreload", "--skip-checks")
             children["runjobs"] = self._start("runjobs")
-            # The children have much to say when they start; this is to stand below it.
+            # The children write a lot when they start; the welcome should be below that.
             self._wait(children, until=lambda: _answers(port))
             login = "login: admin, password: admin" if settings.DEBUG else ""
             self.stdout.write(WELCOME.format(port=port, login=login, mail=settings.EMAIL_FILE_PATH))

@@ -27,12 +27,12 @@ ORDERS = [
     ("Tin of tea", "blaise@example.com", 1, "fr"),
     ("Desk lamp", "grace@example.com", 1, "en"),
 ]
-# Seconds, so that the traceback does not stand in the midst of what is said at the start.
+# Seconds, so that the traceback does not appear in the midst of the first lines.
 FAILS_AFTER = 10
 
 
 class Command(BaseCommand):
-    """Create what is missing and leave alone what is there."""
+    """Create missing data and leave existing data alone."""
 
     help = "Fill the shop with sample products, orders and jobs; safe to repeat."
 
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         placed = self._orders()
         self.stdout.write(f"{made} products and {placed} orders added.")
         if placed:
-            self.stdout.write(f"In {FAILS_AFTER} s a job fails on purpose: shop.resize_image, of a product 0.")
+            self.stdout.write(f"In {FAILS_AFTER} s a job will fail on purpose: shop.resize_image, for product 0.")
         if settings.DEBUG:
             self._admin()
 
@@ -62,7 +62,7 @@ class Command(BaseCommand):
         for name, email, quantity, locale in ORDERS:
             order = orders.place(Product.objects.get(name=name), email=email, quantity=quantity, locale=locale)
         orders.start(order, flaky_webhook)
-        # A product that is not there: this one ends as an error, to be looked at and retried in the admin.
+        # The product does not exist: this job ends as an error, to be inspected and retried in the admin.
         resize_image.using(delay=FAILS_AFTER).push(product_id=0)
         return len(ORDERS)
 
