@@ -1,4 +1,4 @@
-"""The Django app: imports the checks, every app's jobs.py and, for TASKS, its tasks.py once all models are loaded."""
+"""The Django app: imports the checks, every app's jobs.py and, for TASKS, its tasks.py, once all models are loaded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django_jobs.runtime.watching import only_watches
 
 
 class DjangoJobsConfig(AppConfig):
-    """Makes the jobs of a project known to each of its processes; starts no thread and asks no database."""
+    """Makes the jobs of a project known in each of its processes; starts no thread and makes no query."""
 
     name = "django_jobs"
     verbose_name = _("Jobs")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, the log lines and the jobs; what is wrong with a jobs.py is raised here."""
+        """Register the checks, the log receivers and the jobs; an error in a jobs.py is raised here."""
         from django_jobs import checks, signals  # noqa: F401 - the checks register themselves
 
         signals.connect_logging()

@@ -1,4 +1,4 @@
-"""The lifespan of an ASGI server, so that jobs in its process end in order; projects wrap their application in it."""
+"""The lifespan protocol of ASGI, so that jobs in a server's process end in order; projects wrap their application."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Application = Callable[[Event, Receive, Send], Awaitable[None]]
 
 
 def with_lifespan(application: Application) -> Application:
-    """Return the application with an end: what the direct dispatcher runs is drained before the server lets go.
+    """Return the application with a shutdown, which drains runs of the direct dispatcher before the server exits.
 
-    Django's own application knows no lifespan, and some servers, uvicorn for one, end themselves by the signal they
-    were sent, which leaves Python no time to end anything.
+    Django's own application has no lifespan, and some servers, such as uvicorn, end by re-raising the signal they got,
+    which leaves Python no time for exit hooks.
     """
 
     async def wrapped(scope: Event, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
-"""The backend of Django's own tasks: each @task function is a job too, each enqueued task a row, run by the workers.
+"""The backend for Django's own tasks: each @task function becomes a job, each enqueued task a row for the workers.
 
-`TASKS = {"default": {"BACKEND": "django_jobs.backends.JobsBackend"}}`. A project's models.py may import its tasks: the
-models and services of django_jobs are imported when they are first needed.
+`TASKS = {"default": {"BACKEND": "django_jobs.backends.JobsBackend"}}`. A project's models.py may import its tasks, so
+the models and services of django_jobs are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 # The options of @job that OPTIONS may give to all tasks of a backend.
 OPTIONS = ("retry", "timeout", "interrupt", "concurrency", "record", "keep", "atomic", "use", "sensitive")
-# Results are there to be asked for: every one, for a week, whatever KEEP and RECORD say of jobs.
+# Results are meant to be fetched: all are kept for a week, whatever KEEP and RECORD say about jobs.
 KEPT = {"ok": None, "error": None, "cancelled": None, "max_age": timedelta(days=7)}
 
 _STATUSES: dict[str, TaskResultStatus] = {
@@ -91,7 +91,7 @@ class JobsBackend(BaseTaskBackend):
         self.job_options = _job_options(alias, self.options)
 
     def validate_task(self, task: AnyTask) -> None:
-        """See BaseTaskBackend; a valid task is registered as a job, so that this process can run it."""
+        """See BaseTaskBackend; registers a valid task as a job, so that this process can run it."""
         super().validate_task(task)
         with _registering:
             known = registry.find(task.module_path)
@@ -99,7 +99,7 @@ class JobsBackend(BaseTaskBackend):
                 self._register(task)
 
     def enqueue(self, task: Task[P, R], args: Any, kwargs: Any) -> TaskResult[P, R]:
-        """Store an execution of the task; inside a transaction it exists, and runs, if that commits.
+        """Store an execution of the task; inside a transaction, it exists and runs only if that commits.
 
         Raises InvalidPayload, before anything is written, for arguments that are not JSON.
         """
@@ -113,7 +113,7 @@ class JobsBackend(BaseTaskBackend):
         return self.result_of(task, pushed.push(**payload))
 
     def get_result(self, result_id: str) -> AnyResult:
-        """Return the result as the row has it now; raise TaskResultDoesNotExist, also when it is not kept any more."""
+        """Return the result as the row has it now; raise TaskResultDoesNotExist, also when it is no longer kept."""
         from django_jobs.models import JobExecution, jobs_alias
 
         row = None
@@ -121,14 +121,14 @@ class JobsBackend(BaseTaskBackend):
             rows = JobExecution.objects.using(jobs_alias()).defer("logs", "progress")
             row = rows.filter(pk=UUID(str(result_id))).first()
         if row is None:
-            raise TaskResultDoesNotExist(f"No task result has the id {result_id!r}; it may not be kept any more.")
+            raise TaskResultDoesNotExist(f"No task result has the id {result_id!r}; it may no longer be kept.")
         made = registry.find(row.job_name)
         if made is None or made.func not in _tasks:
-            raise TaskResultDoesNotExist(f"{row.job_name} {row.pk} is an execution of no task that this process knows.")
+            raise TaskResultDoesNotExist(f"{row.job_name} {row.pk} belongs to no task that this process knows.")
         return self.result_of(self.as_stored(_tasks[made.func], row), row)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """E006, E007, W010: what TASKS says of this backend does not fit the rest of the project."""
+        """E006, E007, W010: the entry of this backend in TASKS does not fit the rest of the project."""
         found: list[checks.CheckMessage] = []
         place = f"TASKS[{self.alias!r}]"
         if not apps.is_installed("django_jobs"):
@@ -136,7 +136,7 @@ class JobsBackend(BaseTaskBackend):
             hint = "Add 'django_jobs' to INSTALLED_APPS and run manage.py migrate."
             found.append(checks.Error(text, hint=hint, id="django_jobs.E006"))
         served = None if problems(raw_settings()) else get_settings().queues
-        # W005 tells of queues that jobs, and so tasks, are declared for.
+        # W005 covers queues that are declared by jobs, and so by tasks.
         told = registry.queues()
         for queue in sorted(self.queues, key=str):
             try:
@@ -152,7 +152,7 @@ class JobsBackend(BaseTaskBackend):
         return found
 
     def result_of(self, task: Task[P, R], row: JobExecution) -> TaskResult[P, R]:
-        """Return what a row, as it is in memory, says of an execution of the task."""
+        """Return the result of an execution of the task, from its row as it is in memory."""
         starts = [entry["started_at"] for entry in row.errors if entry.get("started_at")]
         attempts = [datetime.fromisoformat(start) for start in starts] + ([row.started_at] if row.started_at else [])
         result: TaskResult[P, R] = TaskResult(
@@ -170,7 +170,7 @@ class JobsBackend(BaseTaskBackend):
             worker_ids=_worker_ids(row),
         )
         if row.status == Status.OK:
-            # No field of __init__(); Django's own backends set it like this.
+            # Not a parameter of __init__(); Django's own backends set it like this.
             object.__setattr__(result, "_return_value", row.result)
         return result
 
@@ -186,10 +186,10 @@ class JobsBackend(BaseTaskBackend):
             signal.connect(_relay, sender=made)
 
     def as_stored(self, task: AnyTask, row: JobExecution) -> AnyTask:
-        """Return the task with what its row says of priority, queue and time."""
+        """Return the task with the priority, queue and time of its row."""
         due = row.scheduled_at if row.scheduled_at > row.created_at else None
         changed = {"priority": row.priority, "queue_name": row.queue, "run_after": _instant(due), "backend": self.alias}
-        # Not by using(), which would judge what was enqueued once by the QUEUES of today.
+        # Not by using(), which would check an old row against the current QUEUES.
         stored = object.__new__(type(task))
         for field in fields(task):
             object.__setattr__(stored, field.name, changed.get(field.name, getattr(task, field.name)))
@@ -197,21 +197,20 @@ class JobsBackend(BaseTaskBackend):
 
 
 def autodiscover(alias: str) -> None:
-    """Import the tasks.py of every installed app, so that this process can run what others enqueue.
+    """Import the tasks.py of every installed app, so that this process can run tasks that others enqueue.
 
-    A task that is declared for another backend is registered with the one of this alias: using(backend=…) may send it
-    there.
+    A task that is declared for another backend is registered with this one as well: using(backend=…) may send it here.
     """
     for module in registry.autodiscover("tasks"):
         for task in list(vars(module).values()):
             if isinstance(task, Task) and not isinstance(task.get_backend(), JobsBackend):
-                # Of a queue that this backend does not have: it is sent nowhere by that name.
+                # Its queue is not one of this backend, so it cannot be sent here as it is.
                 with contextlib.suppress(InvalidTask):
                     task.using(backend=alias)
 
 
 def _job_options(alias: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of @job for each task of a backend; raise ImproperlyConfigured for what cannot be used."""
+    """Return the options of @job for each task of a backend; raise ImproperlyConfigured for wrong ones."""
     try:
         for name in given:
             if name not in OPTIONS:
@@ -239,7 +238,7 @@ def _handler(task: AnyTask) -> Callable[..., Any]:
 
     signature = inspect.signature(handle, eval_str=True)
     update_wrapper(handle, task.func)
-    # Else the wrapped function's would be taken for that of the payload.
+    # Otherwise inspect would return the signature of the wrapped function.
     handle.__dict__["__signature__"] = signature
     return handle
 
@@ -249,23 +248,23 @@ async def _awaited(task: AnyTask, value: Awaitable[Any]) -> Any:
 
 
 def _storable(task: AnyTask, value: Any) -> Any:
-    """Return what a task returned as it is stored; raise InvalidResult, which ends the run as any exception does."""
+    """Return a task's value as it is stored; raise InvalidResult, which fails the run like any exception."""
     reason: str | None
     try:
         tree = fidelity.plain(value, "result")
         reason = fidelity.flaw(tree, "result")
     except ValueError as error:
         tree, reason = None, str(error)
-    # ASCII, and with spaces: at least as long as in any database.
+    # ASCII, and with spaces: at least as long as the text in any database.
     if reason is None and (size := len(json.dumps(tree))) > (limit := get_settings().payload_max_bytes):
         reason = f"result: is {size} bytes of JSON; PAYLOAD_MAX_BYTES allows {limit}"
     if reason is not None:
-        raise InvalidResult(f"{task.module_path} returned what cannot be stored: {reason}. Return plain JSON data.")
+        raise InvalidResult(f"{task.module_path}: its return value cannot be stored: {reason}. Return plain JSON data.")
     return tree
 
 
 def _relay(signal: Signal, job: Job[...], execution: JobExecution, **kwargs: Any) -> None:
-    """Send Django's signal for one of ours; those of attempts that will be retried have none."""
+    """Send Django's signal for one of ours; attempts that will be retried have none."""
     if signal is job_finished and not execution.is_final:
         return
     task = _tasks[job.func]
@@ -273,7 +272,7 @@ def _relay(signal: Signal, job: Job[...], execution: JobExecution, **kwargs: Any
 
 
 def _result_of(task: AnyTask, row: JobExecution) -> AnyResult:
-    # It registered the task.
+    # Only a JobsBackend registers tasks.
     backend = cast("JobsBackend", task.get_backend())
     return backend.result_of(backend.as_stored(task, row), row)
 
@@ -290,12 +289,12 @@ def _error(*, exception: str = "", message: str = "", traceback: str = "", **res
 
 
 def _worker_ids(row: JobExecution) -> list[str]:
-    """Return one for each attempt: the id of the last one's worker, what the history says of those before."""
+    """Return one per attempt: the worker's id for the last, the entry in the history for those before."""
     known = {entry.get("attempt"): entry.get("worker", "") for entry in row.errors}
     before = [known.get(number, "") for number in range(1, row.attempt)]
     return [*before, str(row.worker_id)] if row.attempt else []
 
 
 def _instant(value: datetime | None) -> datetime | None:
-    """Return an instant as the project writes its own: without a zone where USE_TZ is off."""
+    """Return an instant as the project represents them: naive if USE_TZ is off."""
     return value if value is None or get_settings().use_tz else timezone.make_naive(value)

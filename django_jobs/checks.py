@@ -1,4 +1,4 @@
-"""The system checks, django_jobs.E0xx (nothing would work) and W0xx (it works otherwise than one may think)."""
+"""The system checks: django_jobs.E0xx (it would not work) and W0xx (it may not work as expected)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from django_jobs.schedules import configured
 
 TAG = "django_jobs"
 Apps = Sequence[AppConfig] | None
-# Ninety-six bits, if it was made by chance of 64 letters.
+# Characters; 96 bits if they are chosen at random from 64.
 SECRET_LENGTH = 16
 
 
 @checks.register(TAG)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 to E005, W008, W009, W011: what `DJANGO_JOBS` says cannot be used, only badly, or is not read."""
-    hint = "Correct DJANGO_JOBS in the settings; runjobs does not start with this."
+    """E001 to E005, W008, W009, W011: a value in `DJANGO_JOBS` is invalid or unwise, or the setting is not read."""
+    hint = "Correct DJANGO_JOBS in the settings; runjobs does not start until then."
     if found := problems(raw_settings()):
         return [checks.Error(text, hint=hint, id="django_jobs.E001") for text in found]
     return [*_name(), *_middleware(), *_dispatcher(), *_crons(), *_default_retry(), *_cron_secret(), *_for_tests()]
@@ -41,7 +41,7 @@ def _name() -> list[CheckMessage]:
         return []
     return [
         checks.Warning(
-            f"There is a setting {found}, which nothing of django_jobs reads; did you mean DJANGO_JOBS?",
+            f"There is a setting {found}, which django_jobs does not read; did you mean DJANGO_JOBS?",
             hint="Give it that name.",
             id="django_jobs.W011",
         )
@@ -70,7 +70,7 @@ def _dispatcher() -> list[CheckMessage]:
     try:
         found = import_string(backend)
         if isinstance(found, type) and issubclass(found, Dispatcher):
-            # That opens nothing, and tells whether its options can be used.
+            # Making one opens nothing, and checks its options.
             doing, hint = "giving it its options", "Correct its OPTIONS."
             found(spec.options)
             return []
@@ -78,7 +78,7 @@ def _dispatcher() -> list[CheckMessage]:
         return [
             checks.Error(
                 str(error),
-                hint="Correct it; until then each push is found by polling, and runjobs does not start.",
+                hint="Correct it; until then pushes send no hints, and runjobs does not start.",
                 id="django_jobs.E003",
             )
         ]
@@ -98,7 +98,7 @@ def _dispatcher() -> list[CheckMessage]:
 def _fault(path: str) -> str:
     try:
         found = import_string(path)
-    except Exception as error:  # noqa: BLE001 - a module may raise anything while it is imported
+    except Exception as error:  # noqa: BLE001 - importing a module may raise anything
         return _raised(error)
     return "" if callable(found) else "it is not callable"
 
@@ -138,14 +138,14 @@ def _cron_secret() -> list[CheckMessage]:
     if secret is None:
         return []
     faults = {
-        f"has fewer than {SECRET_LENGTH} characters, and can be guessed": len(secret) < SECRET_LENGTH,
+        f"has fewer than {SECRET_LENGTH} characters and can be guessed": len(secret) < SECRET_LENGTH,
         "has characters that many clients cannot send in a header": not (secret.isascii() and secret.isprintable()),
-        "begins or ends with white space, which no header keeps": secret != secret.strip(),
+        "begins or ends with whitespace, which headers do not keep": secret != secret.strip(),
     }
     return [
         checks.Warning(
             f"DJANGO_JOBS['CRON_SECRET'] {fault}.",
-            hint='Make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"',
+            hint='Generate one: python -c "import secrets; print(secrets.token_urlsafe(32))"',
             id="django_jobs.W008",
         )
         for fault, found in faults.items()
@@ -159,13 +159,13 @@ def _for_tests() -> list[CheckMessage]:
         DISPATCHERS["immediate"]: "each push waits until its job has run",
         DISPATCHERS["dummy"]: "no worker is told of new rows",
     }.get(settings.dispatcher.backend)
-    # In a test run DEBUG is False as well; the box for mail is there only then.
+    # DEBUG is False in a test run as well; only there Django adds mail.outbox.
     if does is None or settings.debug or hasattr(mail, "outbox"):
         return []
     return [
         checks.Warning(
-            f"DJANGO_JOBS: the dispatcher {settings.dispatcher.backend!r} is for tests, and DEBUG is False: {does}.",
-            hint='Use "database", "redis" or "direct" where people wait for pages and jobs.',
+            f"DJANGO_JOBS: the dispatcher {settings.dispatcher.backend!r} is for tests, but DEBUG is False: {does}.",
+            hint='Use "database", "redis" or "direct" in production.',
             id="django_jobs.W009",
         )
     ]
@@ -173,7 +173,7 @@ def _for_tests() -> list[CheckMessage]:
 
 @checks.register(TAG)
 def check_jobs(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W001, W003, W005: jobs that do something else, or less, than their definition suggests."""
+    """W001, W003, W005: jobs that behave differently from what their definition suggests."""
     if problems(raw_settings()):
         return []
     return [*_atomic_on_sqlite(), *_seconds(), *_unserved()]
@@ -185,7 +185,7 @@ def _atomic_on_sqlite() -> list[CheckMessage]:
     return [
         checks.Warning(
             f"Atomic jobs on SQLite hold its only write lock while they run: {', '.join(jobs)}.",
-            hint="Keep them short, drop atomic=True, or use another database.",
+            hint="Keep them short, remove atomic=True, or use another database.",
             id="django_jobs.W001",
         )
     ]
@@ -195,7 +195,7 @@ def _seconds() -> list[CheckMessage]:
     return [
         checks.Warning(
             f"The job {job.name} has a cron expression of six fields, {job.cron.expression!r}: the last is seconds.",
-            hint="Drop the sixth field unless the job is to run more often than once a minute.",
+            hint="Remove the sixth field, unless the job is to run more than once a minute.",
             id="django_jobs.W003",
         )
         for job in registry.all_jobs()
@@ -214,8 +214,8 @@ def _unserved() -> list[CheckMessage]:
     return [
         checks.Warning(
             f"The queue {queue!r} is not in DJANGO_JOBS['QUEUES']; these jobs are pushed to it: {', '.join(names)}.",
-            hint="Add the queue, or run a process for it: manage.py runjobs --queues "
-            f"{queue}; else its executions wait for ever.",
+            hint="Add the queue, or run a process for it (manage.py runjobs --queues "
+            f"{queue}); otherwise its executions wait for ever.",
             id="django_jobs.W005",
         )
         for queue, names in unserved.items()
@@ -224,15 +224,15 @@ def _unserved() -> list[CheckMessage]:
 
 @checks.register(TAG)
 def check_alias(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W002: the promise of push is weaker where executions are not in the default database."""
+    """W002: push promises less if executions are not in the default database."""
     alias = jobs_alias()
     if alias == DEFAULT_DB_ALIAS:
         return []
     return [
         checks.Warning(
-            f"Executions are in the database {alias!r}: a push inside a transaction of another database waits for "
-            "that one's commit, and is lost if the process dies in between (at most once).",
-            hint=f"Route django_jobs to {DEFAULT_DB_ALIAS!r}, or push inside a transaction of {alias!r}.",
+            f"Executions are in the database {alias!r}: a push inside a transaction on another database is written "
+            "after that commit, and lost if the process dies in between (at most once).",
+            hint=f"Route django_jobs to {DEFAULT_DB_ALIAS!r}, or push inside a transaction on {alias!r}.",
             id="django_jobs.W002",
         )
     ]
@@ -240,15 +240,15 @@ def check_alias(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @checks.register(TAG)
 def check_command(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W004: another app has a command named runjobs as well (django-extensions does), and comes first."""
-    # The name of an app, or a command object that somebody put there.
+    """W004: another app, such as django-extensions, has a command runjobs too, and comes first."""
+    # The name of an app, or a command object.
     owner: Any = get_commands().get("runjobs", "django_jobs")
     name = owner if isinstance(owner, str) else type(owner).__module__
     if name == "django_jobs":
         return []
     return [
         checks.Warning(
-            f"manage.py runjobs is the command of {name}, not the one of django_jobs.",
+            f"manage.py runjobs is the command of {name}, not that of django_jobs.",
             hint=f"Put 'django_jobs' before {name!r} in INSTALLED_APPS: the first one wins.",
             id="django_jobs.W004",
         )
@@ -257,7 +257,7 @@ def check_command(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @checks.register(checks.Tags.database)
 def check_character_set(app_configs: Apps, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """W006: a table of MariaDB or MySQL that cannot hold every character."""
+    """W006: a table on MariaDB or MySQL that cannot store every character."""
     alias = jobs_alias()
     connection = connections[alias]
     if alias not in (databases or ()) or connection.vendor != "mysql":
@@ -272,7 +272,7 @@ def check_character_set(app_configs: Apps, databases: Sequence[str] | None = Non
         return []
     return [
         checks.Warning(
-            f"The table of executions has the collation {row[0]}, which cannot hold every character of a payload.",
+            f"The table of executions has the collation {row[0]}, which cannot store every character.",
             hint=f"ALTER TABLE {JobExecution._meta.db_table} CONVERT TO CHARACTER SET utf8mb4;",
             id="django_jobs.W006",
         )

@@ -1,4 +1,4 @@
-"""The database's clock, so that many machines agree what time it is; everybody that needs `now` asks here."""
+"""The database's clock, so that all machines agree on the time; everything that needs `now` asks here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connections
 
-# Fresh enough by both clocks: the monotonic one stands still while some hosts sleep, the wall clock can be set.
+# Seconds, by both clocks: the monotonic one may stand still while a host sleeps, the wall clock can be set.
 MAX_AGE = 60.0
-# A step back by less than this is taken for the round trip's, which varies under load, not for the clock's.
+# Seconds. A smaller step back is put down to the round trip, which varies under load, not to the clock.
 JITTER = 1.0
 
 _QUERIES = {
@@ -24,7 +24,7 @@ class _Reading:
     offset: float  # database epoch seconds minus time.monotonic()
     monotonic: float
     wall: float
-    # Database epoch seconds that were told already: time stands still until it comes there again.
+    # Database epoch seconds that were returned already: time stands still until it gets there again.
     floor: float = 0.0
 
 
@@ -34,8 +34,8 @@ _readings: dict[str, _Reading] = {}
 def refresh(using: str) -> None:
     """Measure the offset of the database clock to this process's monotonic clock; one short query.
 
-    The middle of the round trip is taken as the moment of the answer. What this process was told does not go back by
-    it, or a run could end before it began. SQLite has no server: its host's clock is read.
+    The middle of the round trip counts as the moment of the answer. The time in this process never goes back because of
+    it, or a run could end before it began. SQLite has no server, so the host's clock is read.
     """
     connection = connections[using]
     query = _QUERIES.get(connection.vendor)
@@ -53,7 +53,7 @@ def refresh(using: str) -> None:
 
 
 def now(using: str) -> datetime:
-    """Return the database's time as an aware UTC datetime; asks the database when the last answer is over 60 s old."""
+    """Return the database's time as an aware datetime in UTC; queries it if the last answer is over 60 s old."""
     if connections[using].vendor not in _QUERIES:
         return datetime.now(UTC)
     reading = _readings.get(using)

@@ -1,4 +1,4 @@
-"""Which jobs have a limit, `concurrency=`, and which of them are at it; asked by claims, stage and `--once`."""
+"""Which jobs have a limit (`concurrency=`), and which have reached it; for claims, stage and `--once`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from django_jobs.querysets import ExecutionQuerySet
 
 
 def jobs() -> list[Job[...]]:
-    """Return the jobs with `concurrency=` that this process knows."""
+    """Return the registered jobs with `concurrency=`."""
     return [job for job in registry.all_jobs() if job.concurrency is not None]
 
 
 def names(of: Iterable[Job[...]] | None = None) -> frozenset[str]:
-    """Return all names of these jobs, aliases included; without any given, of all jobs with `concurrency=`."""
+    """Return all names of these jobs, aliases included; for None, of all jobs with `concurrency=`."""
     return registry.limited_names() if of is None else frozenset(name for job in of for name in job.names)
 
 
 def running(job: Job[...], *, using: str) -> ExecutionQuerySet:
-    """Return the rows that count for a job: also those of workers that died, until they are rescued."""
+    """Return the rows that count against a job's limit, including those of dead workers until they are rescued."""
     rows: ExecutionQuerySet = JobExecution.objects.using(using).running().among_jobs(job.names)
     return rows
 
 
 def full(of: Iterable[Job[...]], *, using: str) -> frozenset[str]:
-    """Return the names of those among these jobs that are at their limit."""
+    """Return the names of those of the jobs that are at their limit."""
     return names(
         job for job in of if job.concurrency is not None and running(job, using=using).count() >= job.concurrency
     )

@@ -27,13 +27,13 @@ RECORDS = ("all", "error", "none")
 def seconds(value: Any, *, what: str) -> float:
     """Return a timedelta or a number of seconds as a float; raise ValueError for anything that is not a duration.
 
-    Refused are bool, text, negative numbers, NaN, infinity and more than ten years (which overflows on some databases).
+    Refuses bool, text, negative numbers, NaN, infinity and more than ten years (which overflows on some databases).
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{what} is {value!r}; expected a timedelta or a number of seconds.")
-    # NaN is in no range; math.isnan() would overflow on a huge whole number.
+    # NaN is in no range; math.isnan() would overflow on a huge int.
     if not 0 <= value <= MAX_SECONDS:
         raise ValueError(f"{what} is {value!r}; expected between 0 seconds and ten years.")
     return float(value)
@@ -41,7 +41,7 @@ def seconds(value: Any, *, what: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSpec:
-    """Which dispatcher serves this project: the dotted path of its class, and what its constructor gets."""
+    """The dispatcher of this project: the dotted path of its class, and the options for its constructor."""
 
     backend: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def _duration(key: str, value: Any, *, zero: bool = False) -> float:
 
 def _positive(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} is {value!r}; expected a whole number from 1 up.")
+        raise ValueError(f"{key} is {value!r}; expected a whole number of at least 1.")
     return value
 
 
@@ -104,14 +104,14 @@ def _keep(key: str, value: Any) -> tuple[int | None, int | None, int | None, flo
     for name in ("ok", "error", "cancelled"):
         count = given[name]
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-            raise ValueError(f"{key}[{name!r}] is {count!r}; expected None for all, or a whole number from 0 up.")
+            raise ValueError(f"{key}[{name!r}] is {count!r}; expected None for all, or a whole number of at least 0.")
         counts.append(count)
     age = given["max_age"]
     return counts[0], counts[1], counts[2], None if age is None else _duration(f"{key}['max_age']", age)
 
 
 def _retry(key: str, value: Any) -> Any:
-    # Either None, a number of retries, or a Retry: that class lives in a higher layer and checks itself.
+    # None, a number of retries, or a Retry, whose class is in a higher layer and checks itself.
     if value is None or not isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -125,7 +125,7 @@ def _optional_duration(key: str, value: Any) -> float | None:
 
 
 def _secret(key: str, value: Any) -> str | None:
-    # Not shown: what is wrong with a secret may still be most of it.
+    # Not shown: a wrong value may still be most of the secret.
     if value is not None and (not isinstance(value, str) or not value.strip()):
         found = "blank" if isinstance(value, str) else f"of type {type(value).__name__}"
         raise ValueError(f"{key} is {found}; expected None or a non-empty string.")
@@ -187,7 +187,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `DJANGO_JOBS` says, with defaults filled in; durations are seconds, counts of None mean all."""
+    """The values of `DJANGO_JOBS`, with defaults filled in; durations are seconds, a count of None means all."""
 
     dispatcher: DispatcherSpec
     queues: tuple[str, ...] | None
@@ -218,7 +218,7 @@ class Settings:
 
 
 def problems(raw: Any) -> list[str]:
-    """Return what is wrong with a `DJANGO_JOBS` value, a sentence each; an empty list when nothing is."""
+    """Return what is wrong with a `DJANGO_JOBS` value, one sentence each; an empty list if nothing is."""
     if not isinstance(raw, Mapping):
         return [f"DJANGO_JOBS is {raw!r}; expected a dict."]
     found = []
@@ -236,24 +236,24 @@ def problems(raw: Any) -> list[str]:
     if not found and seconds(values["WORKER_LOST_AFTER"], what="") < 2 * seconds(values["HEARTBEAT_INTERVAL"], what=""):
         found.append(
             f"DJANGO_JOBS: WORKER_LOST_AFTER is {values['WORKER_LOST_AFTER']!r}; expected at least twice "
-            f"HEARTBEAT_INTERVAL ({values['HEARTBEAT_INTERVAL']!r}), or a single late beat kills a healthy worker."
+            f"HEARTBEAT_INTERVAL ({values['HEARTBEAT_INTERVAL']!r}), or one late beat makes a healthy worker look dead."
         )
     return found
 
 
 def raw_settings() -> Any:
-    """Return `settings.DJANGO_JOBS` as the project wrote it, {} when it is absent."""
+    """Return `settings.DJANGO_JOBS` as it is, {} if it is absent."""
     return getattr(django_settings, "DJANGO_JOBS", {})
 
 
 def alias_of_tasks(backend: str) -> str | None:
-    """Return the first alias of `settings.TASKS` that names this backend; None when none does."""
+    """Return the first alias in `settings.TASKS` with this backend; None if there is none."""
     tasks = getattr(django_settings, "TASKS", None) or {}
     return next((alias for alias, params in tasks.items() if params.get("BACKEND") == backend), None)
 
 
 def misspelt() -> str | None:
-    """Return the name of a setting that was probably meant to be `DJANGO_JOBS`, which the project does not have."""
+    """Return the name of a setting that was probably meant to be `DJANGO_JOBS`, if that is missing."""
     names = [name for name in dir(django_settings) if name.isupper()]
     near = [] if "DJANGO_JOBS" in names else difflib.get_close_matches("DJANGO_JOBS", names, n=1, cutoff=0.9)
     return near[0] if near else None
@@ -261,7 +261,7 @@ def misspelt() -> str | None:
 
 @cache
 def get_settings() -> Settings:
-    """Return the settings in force; raise ImproperlyConfigured that names every wrong key."""
+    """Return the current settings; raise ImproperlyConfigured, naming every wrong key."""
     raw = raw_settings()
     if found := problems(raw):
         raise ImproperlyConfigured("\n".join(found))

@@ -1,4 +1,4 @@
-"""Tell passing database faults from real ones, and repeat our own statements when two of them collided."""
+"""Tell transient database errors from real ones, and repeat our own statements when two of them collide."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ R = TypeVar("R")
 # PostgreSQL: serialization failure, deadlock. MySQL, MariaDB: deadlock, lock wait timeout, record changed since read.
 _SQLSTATES = {"40001", "40P01"}
 _ERRNOS = {1213, 1205, 1020}
-# PostgreSQL: connection exceptions, the server's or an operator's end of a session, its time limits for idle ones.
+# PostgreSQL: connection exceptions, sessions ended by a shutdown or an operator, timeouts of idle sessions.
 _LOSS_SQLSTATES = ("08", "57P", "25P03", "25P04")
-# MySQL, MariaDB: besides the client's own (2000 to 2999) shutdown, killed connection, ended for inactivity.
+# MySQL, MariaDB: shutdown, killed connection, disconnected for inactivity; besides the client's (2000 to 2999).
 _LOSS_ERRNOS = {1053, 1927, 4031}
-# MySQL, MariaDB: no such database, no access to it, with this password, without one, from this host.
+# MySQL, MariaDB: no access to the database, wrong password, no such database, host not allowed, password required.
 _REFUSED_ERRNOS = {1044, 1045, 1049, 1130, 1698}
-# PostgreSQL: libpq tells no code of a connection that was refused, only the words of the server, or of PgBouncer. Those
-# of another language are not known here, which costs their reader the wait for a server that is down.
+# PostgreSQL: for a refused connection libpq has no code, only the words of the server or of PgBouncer. Messages in
+# other languages are not recognized, and treated like a server that is down, which costs a wait.
 _REFUSED_WORDS = re.compile(
     r'\b(database|role) ".*" does not exist|authentication failed|no password supplied|no pg_hba\.conf entry'
     r"|is not permitted to log in|no such (database|user)\b"
 )
 TRIES = 8
-# For so many seconds a process may be silent in a transaction that holds what all want.
+# Seconds for which a process may be silent in a transaction that holds a lock everybody wants.
 SILENCE = 10.0
 
 
 def is_contention(error: BaseException) -> bool:
-    """Whether the database gave up on a statement only because of another one, so that repeating it is right."""
+    """Whether the database gave up on a statement only because of another one, so that it may be repeated."""
     cause = error.__cause__ or error
     if getattr(cause, "sqlstate", None) in _SQLSTATES:
         return True
@@ -51,14 +51,14 @@ def is_contention(error: BaseException) -> bool:
 
 
 def is_connection_loss(error: BaseException, using: str) -> bool:
-    """Whether the connection is gone or unusable, so that nothing is known of the last statement.
+    """Whether the connection is gone or unusable, so that the fate of the last statement is unknown.
 
-    The error has the first word: when a commit fails Django has often connected anew by the time one can ask.
+    The error is examined first: after a failed commit, Django has often opened a new connection already.
     """
     if isinstance(error, InterfaceError):
         return True
     if isinstance(error, InternalError):
-        # To psycopg the end of an idle transaction is one; others of that kind leave the connection as it is.
+        # psycopg reports the timeout of an idle transaction like this; other such errors leave the connection intact.
         return str(getattr(error.__cause__, "sqlstate", None) or "").startswith(_LOSS_SQLSTATES)
     if not isinstance(error, OperationalError) or is_contention(error):
         return False
@@ -72,7 +72,7 @@ def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
     if cause is None:
         return False
     if vendor == "postgresql":
-        # Without a state the error is of the client: the server was not reached, or fell silent.
+        # An error without a state comes from the client: the server was not reached, or fell silent.
         state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
         return state is None or state.startswith(_LOSS_SQLSTATES)
     if vendor == "mysql" and cause.args and isinstance(cause.args[0], int):
@@ -81,10 +81,10 @@ def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a server that works refused the connection: no such database or user, or a wrong password."""
+    """Whether a working server refused the connection: no such database or user, or a wrong password."""
     cause = error.__cause__ or error
     if isinstance(cause, sqlite3.Error):
-        # SQLITE_NOTADB: the file is of another kind.
+        # SQLITE_NOTADB: the file is not a database.
         return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF == 26
     if cause.args and isinstance(cause.args[0], int):
         return cause.args[0] in _REFUSED_ERRNOS
@@ -92,14 +92,14 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def retried(verb: Callable[P, R]) -> Callable[P, R]:
-    """Repeat an autocommit statement of ours on contention, with growing pauses; inside a transaction it runs once.
+    """Repeat an autocommitted statement of ours on contention, with growing pauses; in a transaction it runs once.
 
-    The alias is the keyword `using`, the one a queryset in first place was bound to, or the router's answer for writes.
+    The alias is the argument `using`, that of a queryset as first argument, or the router's for writes.
     """
 
     @wraps(verb)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Not `queryset.db`: before its first write a queryset gives the alias for reads.
+        # Not `queryset.db`, which is the alias for reads until the first write.
         using = (
             kwargs.get("using") or (args and getattr(args[0], "_db", None)) or router.db_for_write(_execution_model())
         )
@@ -117,16 +117,16 @@ def retried(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 def passes_over_locks(using: str) -> bool:
-    """Whether a read can lock rows and pass over those that others hold; on SQLite the UPDATE itself waits its turn."""
+    """Whether the database has SKIP LOCKED; on SQLite the UPDATE itself waits its turn."""
     return bool(connections[using].features.has_select_for_update_skip_locked)
 
 
 @contextlib.contextmanager
 def short_transaction(using: str) -> Iterator[None]:
-    """Open a transaction for a lock that all processes want, which one that freezes in the midst of it loses.
+    """Open a transaction for a lock that all processes want; a process that freezes inside it loses the lock.
 
-    Only PostgreSQL can be told so: it ends the session after SILENCE. Else the lock would be kept for as long as the
-    process is frozen or, when its machine is cut off, until the server notices, which may take hours.
+    Only PostgreSQL can do so, by ending the session after SILENCE seconds. Otherwise the lock would be held for as long
+    as the process is frozen or, if its machine is cut off, until the server notices, which may take hours.
     """
     connection = connections[using]
     is_outermost = not connection.in_atomic_block
@@ -138,7 +138,7 @@ def short_transaction(using: str) -> Iterator[None]:
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    # With autocommit off there is no atomic block around the caller's transaction.
+    # With autocommit off, the caller's transaction has no atomic block.
     return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
 
 

@@ -1,4 +1,4 @@
-"""What a handler can ask about its own run: JobContext, the signal that tells it to stop, and current_context()."""
+"""A handler's view of its own run: JobContext, the signal that tells it to stop, and current_context()."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Shield = AbstractContextManager[object]
 
 NOTE_LENGTH = 200
 _OPEN: Shield = nullcontext()
-# Makes the event of a signal; held for an instant, and seldom: only handlers that wait need one.
+# Guards the creation of a signal's event, which only handlers that wait need.
 _making_event = threading.Lock()
 
 
 class RunSignal:
-    """Tells a handler to stop, and remembers whether the handler looked at it after it was set."""
+    """Tells a handler to stop, and remembers whether the handler looked at it once it was set."""
 
     __slots__ = ("_event", "_observed", "_reason", "_shield", "_wakers")
 
@@ -40,7 +40,7 @@ class RunSignal:
         self._wakers: list[Callable[[], object]] = []
 
     def is_set(self) -> bool:
-        """Whether the handler should stop; cheap enough for every turn of a loop."""
+        """Whether the handler should stop; cheap enough for every iteration of a loop."""
         if self._reason is None:
             return False
         self._observed = True
@@ -54,7 +54,7 @@ class RunSignal:
         return self._reason
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Sleep until the signal is set, or for so many seconds; return whether it is set."""
+        """Sleep until the signal is set, at most for this many seconds (None: no limit); return whether it is set."""
         with self._shield:
             if self._reason is None:
                 self._ensure_event().wait(seconds)
@@ -80,14 +80,14 @@ class RunSignal:
         return self.is_set()
 
     def raise_if_set(self) -> None:
-        """Raise TimedOut past the deadline, Cancelled for the other reasons; do nothing while the signal is not set."""
+        """Raise TimedOut past the deadline, Cancelled for any other reason; do nothing while the signal is not set."""
         if self.is_set():
             raise self.exception()
 
     def set(self, reason: Reason) -> bool:
-        """Tell the handler to stop; the first reason stays, only "lost" replaces others. Return whether it was taken.
+        """Tell the handler to stop; the first reason stays, only "lost" replaces it. Return whether this one was taken.
 
-        Called by what runs the job, never by handlers.
+        Not for handlers.
         """
         first = self._reason is None
         if not first and (reason != "lost" or self._reason == "lost"):
@@ -99,18 +99,18 @@ class RunSignal:
             try:
                 wake()
             except RuntimeError:
-                # The loop that waited is closed: nobody is left to wake.
+                # The waiting loop is closed: there is nobody left to wake.
                 continue
         return True
 
     def exception(self) -> BaseException:
-        """Return what the handler gets for the reason."""
+        """Return the exception for the reason."""
         if self._reason == "timeout":
             return TimedOut("the job ran past its timeout")
         return Cancelled(f"the run was told to stop: {self._reason}")
 
     def peek(self) -> Reason | None:
-        """Return the reason without counting as a look of the handler."""
+        """Return the reason without counting as a look by the handler."""
         return self._reason
 
     @property
@@ -164,11 +164,11 @@ class JobContext:
         shield: Shield = _OPEN,
         execution: JobExecution | None = None,
     ) -> None:
-        # None for a direct call of the job, which has no row.
+        # None for a direct call of the job, without a row.
         self.execution_id = execution_id
         self.job_name = job_name
         self.payload = payload
-        # The number of this try, from 1.
+        # The number of this attempt, from 1.
         self.attempt = attempt
         self.max_attempts = max_attempts
         self.key = key
@@ -176,14 +176,14 @@ class JobContext:
         self.signal = signal
         self._now = now
         self._shield = shield
-        # The row as it was claimed, for what shows it to a task.
+        # The row as it was claimed; not for handlers.
         self.execution = execution
-        # What progress() was last told, for what runs the job.
+        # What progress() last reported; not for handlers.
         self.reported: dict[str, Any] | None = None
 
     @classmethod
     def detached(cls, job_name: str, payload: Mapping[str, Any]) -> JobContext:
-        """Return a context for a direct call of a job: no row, first and only attempt, a signal nobody sets."""
+        """Return a context for a direct call of a job: no row, the only attempt, a signal that is never set."""
         return cls(
             execution_id=None,
             job_name=job_name,
@@ -198,15 +198,15 @@ class JobContext:
 
     @property
     def now(self) -> datetime:
-        """The instant this run started, aware, in UTC, by the database's clock: the same at every look."""
+        """The instant at which this run started, aware and in UTC, by the database's clock; it does not change."""
         if self._now is None:
             self._now = datetime.now(UTC)
         return self._now
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Tell how far the run is; kept in memory and written to the row at most once a second.
+        """Report how far the run is; kept in memory and written to the row at most once a second.
 
-        Any kind of real number will do, also a Decimal. Raises ValueError for numbers that JSON does not know.
+        Takes any real number, even a Decimal. Raises ValueError for NaN and infinity.
         """
         self.reported = {
             "done": _plain(done),
@@ -215,9 +215,9 @@ class JobContext:
         }
 
     def shield(self) -> Shield:
-        """Return a context manager that keeps the exception of a cancel or timeout out until its block has ended.
+        """Return a context manager that holds back the exception of a cancel or timeout until its block has ended.
 
-        The signal is set all the same. A shielded run is still given up at its timeout and at shutdown.
+        The signal is set nevertheless. A shielded run is still given up after its timeout and at a shutdown.
         """
         return self._shield
 
@@ -226,7 +226,7 @@ class JobContext:
 
 
 def _plain(number: float) -> float:
-    """Return a number as the int or float that it is to JSON."""
+    """Return a number as an int or float, for JSON."""
     if not isfinite(number):
         raise ValueError(f"progress() takes finite numbers, not {number!r}")
     return number if type(number) in {int, float} else float(number)
@@ -236,24 +236,24 @@ _current: ContextVar[JobContext | None] = ContextVar("django_jobs_context", defa
 
 
 def current_context() -> JobContext | None:
-    """Return the context of the run this code is part of, however deep below the handler; None outside of runs."""
+    """Return the context of the current run, however deep below the handler; None outside a run."""
     return _current.get()
 
 
 def shielded() -> Shield:
-    """Return the shield of the current run: code of ours that a handler calls works inside it.
+    """Return the shield of the current run, in which our own code works when a handler calls it.
 
-    Does nothing outside of runs.
+    Does nothing outside a run.
     """
     context = _current.get()
     return _OPEN if context is None else context.shield()
 
 
 def enter_context(context: JobContext) -> Token[JobContext | None]:
-    """Make this the current context; for direct calls, which give the token back to leave_context()."""
+    """Make this the current context, for direct calls; the token is for leave_context()."""
     return _current.set(context)
 
 
 def leave_context(token: Token[JobContext | None]) -> None:
-    """Make the context before enter_context() the current one again."""
+    """Restore the context from before enter_context()."""
     _current.reset(token)

@@ -319,9 +319,7 @@ def _check_function(func: Any, name: Any) -> None:
         what = "a job already" if isinstance(func, Job) else f"{func!r}"
         raise DefinitionError(f"@job decorates a plain function, written `@job` or `@job(name=…)`; this is {what}.")
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-        raise DefinitionError(
-            f"{func.__qualname__}: a generator cannot be a handler: nobody would iterate it. Use a loop."
-        )
+        raise DefinitionError(f"{func.__qualname__}: a generator is no handler; nobody would iterate it. Use a loop.")
     if func.__name__ == "<lambda>" and name is None:
         raise DefinitionError(
             "@job decorates a plain function; a lambda has no name for its rows. Write a def, or name=…."

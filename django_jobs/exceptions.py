@@ -3,8 +3,8 @@
 JobsError
 ├── DefinitionError      a wrong option of @job or using()
 ├── InvalidPayload       arguments that the handler's signature does not accept
-├── InvalidResult        a task returned what is no JSON
-├── UnknownJob           a name nobody registered
+├── InvalidResult        a task returned a value that is not JSON
+├── UnknownJob           a name that is not registered
 ├── Conflict             the row is not in a state that allows this
 │   ├── AlreadyRunning
 │   ├── KeyTaken
@@ -31,7 +31,7 @@ class JobsError(Exception):
 
 
 class DefinitionError(JobsError, ValueError):
-    """An option of a job, or of a push, is wrong; the text names the job, the value and the mend."""
+    """An option of a job, or of a push, is wrong; the text names the job, the value and the remedy."""
 
 
 class InvalidPayload(JobsError, ValueError):
@@ -39,7 +39,7 @@ class InvalidPayload(JobsError, ValueError):
 
 
 class InvalidResult(JobsError, ValueError):
-    """What a task returned would not survive storage as JSON; its run fails with this, and is not retried."""
+    """A task's return value would not survive storage as JSON; its run fails with this, and is not retried."""
 
 
 class UnknownJob(JobsError, LookupError):

@@ -1,4 +1,4 @@
-"""Whether a value survives storage as JSON on every engine: what payloads.py asks before a push is accepted."""
+"""Whether a value survives storage as JSON on every database; payloads.py checks this before it accepts a push."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-# Lists and objects inside each other: to MariaDB one level more is no JSON.
+# Levels of nested lists and objects; MariaDB takes one more level for invalid JSON.
 MAX_DEPTH = 31
-# JSON numbers beyond these become floats on MySQL.
+# MySQL turns JSON numbers beyond these into floats.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
-# What a value of a subclass, as an enum's, is beneath.
+# Returns the plain value of a subclass, such as an enum.
 _UNDERLYING: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
-# Their JSON form is exact in both directions, whatever the value.
+# Types whose JSON form is exact in both directions, whatever the value.
 EXACT = {str, int, bool, float, types.NoneType, uuid.UUID, decimal.Decimal, datetime.date}
 
 
 def is_lossless(annotation: Any) -> bool:
-    """Return whether every value that this annotation accepts is rebuilt equal and with the same type.
+    """Return whether every value that this annotation accepts is rebuilt equal and of the same type.
 
-    Datetimes, times and durations are not among them: a zone without a fixed offset, or seconds in an offset, are lost.
+    Not so datetimes, times and durations: a zone without a fixed offset, or seconds in an offset, are lost.
     """
     if isinstance(annotation, type) and annotation in EXACT:
         return True
@@ -46,15 +46,15 @@ def is_lossless(annotation: Any) -> bool:
 
 
 def plain(value: Any, path: str, depth: int = 0) -> Any:
-    """Return a value in the types that JSON has; raise ValueError, "path: reason", for what has none of them.
+    """Return a value in plain JSON types; raise ValueError, "path: reason", if it has a part without a JSON form.
 
-    Tuples and other sequences become lists, bytes text, and members of text and number enums their values.
+    Tuples and other sequences become lists, bytes become text, and members of text and number enums their values.
     """
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
-            # Not kind(value): a member of a text enum says its name there.
+            # Not kind(value): str() of an enum member may be its name.
             return value if type(value) is kind else _UNDERLYING[kind](value)
     if depth >= MAX_DEPTH:
         raise ValueError(f"{path}: is nested deeper than {MAX_DEPTH} levels, or holds itself")
@@ -62,11 +62,11 @@ def plain(value: Any, path: str, depth: int = 0) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"{path}: holds bytes that are no UTF-8 text") from None
+            raise ValueError(f"{path}: contains bytes that are not UTF-8 text") from None
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{path}: has the key {key!a}, {_kind(key)}; keys of JSON are text")
+                raise ValueError(f"{path}: has the key {key!a}, {_kind(key)}; JSON keys are text")
         return {plain(key, path): plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
@@ -74,12 +74,12 @@ def plain(value: Any, path: str, depth: int = 0) -> Any:
 
 
 def flaw(tree: Any, path: str, depth: int = 0) -> str | None:
-    """Return what no engine, or not every engine, stores of a JSON tree, as "path: reason"; None when all is well."""
+    """Return what some database cannot store of a JSON tree, as "path: reason"; None if there is nothing."""
     if isinstance(tree, str):
         if "\x00" in tree:
-            return f"{path}: holds a NUL character, which PostgreSQL cannot store"
+            return f"{path}: contains a NUL character, which PostgreSQL cannot store"
         if not tree.isascii() and any("\ud800" <= character <= "\udfff" for character in tree):
-            return f"{path}: holds a lone surrogate, which is not text"
+            return f"{path}: contains a lone surrogate, which is not text"
         return None
     if isinstance(tree, int):
         return None if SMALLEST <= tree <= LARGEST else f"{path}: is beyond 64 bits, which MySQL rounds; send text"
@@ -99,7 +99,7 @@ def flaw(tree: Any, path: str, depth: int = 0) -> str | None:
 
 
 def as_stored(tree: Any) -> Any:
-    """Return the JSON tree as PostgreSQL gives it back: jsonb writes a float with an exponent as a whole number."""
+    """Return the JSON tree as PostgreSQL returns it: jsonb turns a float with an exponent into a whole number."""
     if isinstance(tree, dict):
         return {key: as_stored(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -108,7 +108,7 @@ def as_stored(tree: Any) -> Any:
 
 
 def difference(sent: Any, back: Any, path: str) -> str | None:
-    """Return where two values differ, types included, as "path: reason"; None when they are the same."""
+    """Return where two values differ, types included, as "path: reason"; None if they are the same."""
     if isinstance(sent, float) and not math.isfinite(sent):
         return f"{path}: {sent} is not JSON"
     if type(sent) is not type(back):
@@ -133,7 +133,7 @@ def difference(sent: Any, back: Any, path: str) -> str | None:
         names = [field.name for field in dataclasses.fields(sent)]
         return next(filter(None, (difference(getattr(sent, n), getattr(back, n), f"{path}.{n}") for n in names)), None)
     if isinstance(sent, datetime.datetime | datetime.time):
-        # Not `==`: it says no for an hour that exists twice, whenever the two zones are different objects.
+        # Not `==`, which is False within a repeated hour if the two zones are different objects.
         same = (sent.utcoffset(), sent.replace(tzinfo=None, fold=0)) == (
             back.utcoffset(),
             back.replace(tzinfo=None, fold=0),
@@ -185,7 +185,7 @@ def _of_pairs(sent: dict[Any, Any], back: dict[Any, Any], path: str) -> str | No
 def _equal(sent: Any, back: Any) -> bool:
     try:
         return bool(sent == back)
-    except Exception:  # noqa: BLE001 - a class whose == raises cannot be checked, so it is not accepted
+    except Exception:  # noqa: BLE001 - a class whose == raises cannot be checked, so it is refused
         return False
 
 

@@ -1,4 +1,4 @@
-"""Column types the models share: instants in UTC, strict JSON, and time-ordered ids."""
+"""The column types of the models: instants in UTC, strict JSON, and time-ordered ids."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def uuid7() -> uuid.UUID:
     """Return a UUID version 7 (RFC 9562), strictly increasing within this process.
 
     48 bits of Unix milliseconds, then 12 bits of the fraction of the millisecond in place of rand_a (method 3 of
-    section 6.2), then 62 random bits. Ids made one after the other sort in that order, which makes them the
-    last word on first-in, first-out.
+    section 6.2), then 62 random bits. Ids that are made one after the other sort in that order, which decides
+    first-in, first-out.
     """
     global _last_tick
     tick = time.time_ns() * 4096 // 1_000_000
@@ -51,10 +51,10 @@ def uuid7() -> uuid.UUID:
 
 
 def from_database(value: datetime, connection: BaseDatabaseWrapper) -> datetime:
-    """Return a datetime read from a column as an aware UTC one.
+    """Return a datetime that was read from a column as an aware one in UTC.
 
-    With USE_TZ=False PostgreSQL hands out naive values in the connection's time zone, whose `fold` tells the two passes
-    of a repeated hour apart; elsewhere the naive value is UTC, as UTCDateTimeField stored it.
+    With USE_TZ=False, PostgreSQL returns naive values in the connection's time zone, whose `fold` tells the two passes
+    of a repeated hour apart; on other databases the naive value is UTC, as UTCDateTimeField stored it.
     """
     if timezone.is_naive(value):
         if connection.vendor == "postgresql":
@@ -65,7 +65,7 @@ def from_database(value: datetime, connection: BaseDatabaseWrapper) -> datetime:
 
 
 def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
-    """Return an aware datetime in the form the driver of this connection takes."""
+    """Return an aware datetime in the form that the connection's driver takes."""
     if not get_settings().use_tz and connection.vendor != "postgresql":
         value = value.astimezone(UTC).replace(tzinfo=None)
     return connection.ops.adapt_datetimefield_value(value)
@@ -93,12 +93,12 @@ class StrictJSONEncoder(json.JSONEncoder):
 
 
 def text_name(attname: str) -> str:
-    """Return where an instance keeps the text of a JSON column until its value is asked for."""
+    """Return the attribute in which an instance keeps the text of a JSON column until its value is needed."""
     return f"_{attname}_json"
 
 
 class _FromText(DeferredAttribute):
-    """Reads the text that came with the row; without one the column is deferred as any other."""
+    """Parses the text that came with the row; without one, the column is deferred like any other."""
 
     def __get__(self, instance: models.Model | None, cls: type[models.Model] | None = None) -> Any:
         text = None if instance is None else vars(instance).get(text_name(self.field.attname))

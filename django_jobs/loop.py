@@ -1,4 +1,4 @@
-"""Drive a tick in a thread of its own; the only module of the runtime that knows threads and waiting."""
+"""Call a tick again and again in a thread of its own; used for every periodic task of the runtime."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from django_jobs.pooling import bypass_pool
 
 logger = logging.getLogger("django_jobs.loop")
 
-# Long enough to leave a database that is down alone, short enough to be back soon after it.
+# Seconds; long enough to spare a database that is down, short enough to be back soon after it.
 MAX_BACKOFF = 5.0
-# A connection that is not used for longer is closed: what lies on its way to the server may end it without a word.
+# Seconds after which an unused connection is closed: something on the way to the server might drop it silently.
 IDLE_CONNECTION = 30.0
 
 
 class Tick(Protocol):
-    """One pass of periodic work: takes the time or asks for it, returns the seconds until the next pass."""
+    """One pass of periodic work; takes `now` or asks the clock, and returns the seconds until the next pass."""
 
     def __call__(self, now: datetime | None = None) -> float: ...
 
@@ -34,10 +34,10 @@ OnDeath = Callable[[BaseException], None]
 def start_thread(
     run: Callable[[], None], *, name: str, on_death: OnDeath | None = None, for_handlers: bool = False
 ) -> threading.Thread:
-    """Start a daemon thread of ours: it closes its connections at its end, and does not end in silence.
+    """Start a daemon thread of ours, which closes its connections at its end, and whose death is reported.
 
-    Where a database has a pool, only a thread for handlers uses it. Raises RuntimeError when the system has no thread
-    left.
+    If a database has a pool, only threads for handlers use it. Raises RuntimeError when the system cannot start a
+    thread.
     """
 
     def watched() -> None:
@@ -58,11 +58,11 @@ def start_thread(
 
 
 class Loop:
-    """Call `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
+    """Calls `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
 
-    A tick that raises is logged once per kind of error until it succeeds again, its database connections are closed,
-    and it is tried again after a pause that grows to `max_backoff` seconds: an outage costs no thread and no flood of
-    lines.
+    When a tick raises, its database connections are closed, and it is tried again after a pause that grows to
+    `max_backoff` seconds. Each kind of error is logged once until the tick succeeds again, so that an outage neither
+    ends the thread nor floods the log.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Loop:
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._told: set[str] = set()
-        # When the next tick is to begin, or the one under way began.
+        # When the next tick is due, or when the current one began.
         self._due_at = time.monotonic()
 
     def start(self) -> None:
@@ -90,11 +90,11 @@ class Loop:
         self._thread = start_thread(self._run, name=self.name, on_death=self._on_death)
 
     def wake(self) -> None:
-        """Tick now instead of when the delay is over; safe from any thread and from signal handlers."""
+        """Tick now instead of after the delay; safe from any thread and from signal handlers."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Tick no more; a tick that is under way ends first."""
+        """Stop ticking; a tick that is under way ends first."""
         self._stopped.set()
         self._wake.set()
 
@@ -112,12 +112,12 @@ class Loop:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was told to stop."""
         return self._stopped.is_set()
 
     @property
     def overdue(self) -> float:
-        """For how many seconds a tick has been under way, or should have been; 0.0 while it waits for the next one."""
+        """For how many seconds a tick has been running or overdue; 0.0 while it waits for the next one."""
         return max(time.monotonic() - self._due_at, 0.0)
 
     def _run(self) -> None:
@@ -145,7 +145,7 @@ class Loop:
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
-        # In one line: drivers explain at length, and all threads have something to tell at once.
+        # In one line: drivers explain at length, and all threads fail at the same time.
         kind = " ".join(f"{type(error).__name__}: {error}".split())
         if kind not in self._told:
             self._told.add(kind)

@@ -16,12 +16,12 @@ from django_jobs.states import FINAL, Status
 
 
 def jobs_alias() -> str:
-    """Return the alias of the database that holds the executions, as the project's routers say for writes."""
+    """Return the alias of the database with the executions, which the project's routers choose for writes."""
     return router.db_for_write(JobExecution)
 
 
 class JobExecution(models.Model):
-    """One run of a job that was asked for: a row of the outbox, from push to its end."""
+    """One requested run of a job: a row of the outbox, from push to end."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     job_name = models.CharField(_("job"), max_length=NAME_LENGTH)
@@ -31,15 +31,15 @@ class JobExecution(models.Model):
     rank = models.SmallIntegerField(_("rank"), default=0)
     payload = StrictJSONField(_("payload"), default=dict)
     key = models.CharField(_("key"), max_length=KEY_LENGTH, blank=True, default="")
-    # NULL without a key, so that the index over it holds keyed rows only.
+    # NULL without a key, so that its index holds keyed rows only.
     key_digest = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001
-    # The digest while the row is live and NULL afterwards: the unique index over it is the dedup promise.
+    # The digest while the row is live, NULL afterwards: its unique index keeps the dedup promise.
     active_key = models.CharField(max_length=64, null=True, editable=False)  # noqa: DJ001 - NULLs are distinct
     organization_id = models.CharField(_("organization"), max_length=ORGANIZATION_LENGTH, null=True, blank=True)  # noqa: DJ001
     context = StrictJSONField(default=dict, editable=False)
     attempt = models.PositiveIntegerField(_("attempt"), default=0)
     max_attempts = models.PositiveIntegerField(_("attempts allowed"), default=1)
-    # The fence: one more at every claim; a worker that holds an older number can change nothing.
+    # The fence: incremented by every claim; a worker with an older number cannot change the row.
     run_no = models.PositiveBigIntegerField(default=0, editable=False)
     scheduled_at = UTCDateTimeField(_("due"))
     tick_at = UTCDateTimeField(_("cron tick"), null=True)
@@ -69,7 +69,7 @@ class JobExecution(models.Model):
 
     objects = ExecutionQuerySet.as_manager()
 
-    # Whether this push made the row (False: its key found a live one); None on rows that were not just pushed.
+    # Whether the push made this row (False: its key found a live one); None on rows that were not just pushed.
     created: bool | None = None
     _payload_json: str | None = None
 
@@ -84,7 +84,7 @@ class JobExecution(models.Model):
             ("pause_jobexecution", "Can pause and resume jobs and queues"),
             ("purge_jobexecution", "Can purge executions of unregistered jobs"),
         ]
-        # The others are made by the migration, conditional where the database can: a move then writes few of them.
+        # The migration makes the other indexes, partial if the database can, so that a transition writes few of them.
         indexes = [models.Index(fields=["status", "id"], name="django_jobs_list")]
         constraints = [
             models.UniqueConstraint(fields=["job_name", "active_key"], name="django_jobs_active_key"),
@@ -107,18 +107,18 @@ class JobExecution(models.Model):
 
     @property
     def priority(self) -> int:
-        """The priority, -100..100, higher first."""
+        """The priority, -100 to 100, higher first."""
         return -self.rank
 
     @property
     def payload_json(self) -> str:
-        """The payload as JSON text, as the database returned it where that is known."""
+        """The payload as JSON text; as the database returned it, if that is known."""
         if self._payload_json is None:
             self._payload_json = json.dumps(self.payload, cls=StrictJSONEncoder)
         return self._payload_json
 
     def get_deferred_fields(self) -> set[str]:
-        """See Model; a column whose text came with the row is not deferred, though nobody has asked for it yet."""
+        """See Model; a column whose text came with the row is not deferred, even if it was not parsed yet."""
         return {name for name in super().get_deferred_fields() if text_name(name) not in vars(self)}
 
     @property
@@ -128,12 +128,12 @@ class JobExecution(models.Model):
 
     @property
     def is_cancelling(self) -> bool:
-        """Whether a cancel was asked for that the handler has not obeyed yet."""
+        """Whether it is running, and a cancel was requested that the handler has not obeyed yet."""
         return self.status == Status.RUNNING and self.cancel_requested_at is not None
 
     @property
     def duration(self) -> timedelta | None:
-        """How long the last attempt took; None before it ended, and for what was cancelled while it waited."""
+        """How long the last attempt took; None before it ended, and for a row that was cancelled while it waited."""
         if self.started_at is None or self.completed_at is None:
             return None
         lasted: timedelta = self.completed_at - self.started_at
@@ -164,7 +164,7 @@ class JobExecution(models.Model):
         return await services.aretry(self, by=by)
 
     def copy(self, *, by: Any = None) -> JobExecution:
-        """Push a new execution with what this finished one had and return it; raise WrongStatus or KeyTaken."""
+        """Push a copy of this finished execution and return it; raise WrongStatus or KeyTaken."""
         from django_jobs import services
 
         return services.copy(self, by=by)
@@ -176,7 +176,7 @@ class JobExecution(models.Model):
         return await services.acopy(self, by=by)
 
     def start_now(self, *, by: Any = None) -> JobExecution:
-        """Make a scheduled or parked row pending before its time; raise WrongStatus for other ones."""
+        """Make a scheduled or parked row pending now; raise WrongStatus for any other."""
         from django_jobs import services
 
         return services.start_now(self, by=by)
@@ -188,13 +188,13 @@ class JobExecution(models.Model):
         return await services.astart_now(self, by=by)
 
 
-# A template calls what it names, but not these.
+# Templates call what they name; not these.
 for _verb in ("cancel", "acancel", "retry", "aretry", "copy", "acopy", "start_now", "astart_now"):
     getattr(JobExecution, _verb).alters_data = True
 
 
 class JobState(models.Model):
-    """What all processes share about one job: its cron cursor, its pause and its last skipped tick."""
+    """The state of one job that all processes share: its cron cursor, its pause and its last skipped tick."""
 
     job_name = models.CharField(_("job"), max_length=NAME_LENGTH, primary_key=True)
     schedule = models.CharField(_("schedule"), max_length=255, blank=True, default="")
@@ -233,7 +233,7 @@ class QueueState(models.Model):
 
 
 class Worker(models.Model):
-    """One process that runs, stages or schedules jobs: a new row at every boot, kept fresh by its heartbeat."""
+    """One process that runs, stages or schedules jobs: a new row at every start, kept fresh by heartbeats."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     host = models.CharField(_("host"), max_length=255)
@@ -263,7 +263,7 @@ class Worker(models.Model):
 
 
 class JobStat(models.Model):
-    """Counts and histograms of ended runs, one row for each span of time, worker, job, queue and outcome."""
+    """Counts and histograms of ended runs, one row per span of time, worker, job, queue and outcome."""
 
     id = models.BigAutoField(primary_key=True)
     span = models.CharField(max_length=8)

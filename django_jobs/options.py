@@ -1,4 +1,4 @@
-"""Check what @job and using() take: every function here returns the value to keep, or raises DefinitionError."""
+"""Validation of the options of @job and using(): each function returns the value to keep or raises DefinitionError."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ PRIORITIES = {"low": -50, "normal": 0, "high": 50, "critical": 100}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 NAME_LENGTH, QUEUE_LENGTH, KEY_LENGTH, BY_LENGTH, ORGANIZATION_LENGTH = 200, 100, 255, 255, 64
 CRON_ONLY = ("timezone", "misfire", "misfire_grace", "overlap")
-# The last year that every zone can still be converted to and from, on every engine.
+# The last instant that converts to and from every zone on every database.
 LAST = datetime(9999, 1, 1, tzinfo=UTC)
 FIRST = datetime(1971, 1, 1, tzinfo=UTC)
 
-# What using() takes.
+# The options of using().
 PUSH = ("key", "delay", "scheduled_at", "priority", "queue", "organization_id", "by")
 
 Middleware = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class _Inherit:
-    """The value of a Keep field that was not given: KEEP decides."""
+    """The value of a Keep field that was not given: KEEP applies."""
 
     def __repr__(self) -> str:
         return "INHERIT"
 
 
 class _Unset:
-    """The value of an option of using() that was not given: what was set before stays."""
+    """The value of an option of using() that was not given: the previous value stays."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -53,9 +53,9 @@ UNSET: Any = _Unset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """How many finished rows of a job stay, by status; None keeps all, 0 none, and a field left out inherits KEEP.
+    """How many finished rows of a job are kept, by status; None keeps all, 0 none, and an omitted field inherits KEEP.
 
-    `max_age` (a timedelta or seconds) drops older ones whatever their number.
+    Rows older than `max_age` (a timedelta or seconds) are deleted whatever their number.
     """
 
     ok: int | None = INHERIT
@@ -64,7 +64,7 @@ class Keep:
     max_age: timedelta | float | None = INHERIT
 
     def __post_init__(self) -> None:
-        """Refuse what is no count and no duration."""
+        """Refuse values that are not counts or durations."""
         for name in ("ok", "error", "cancelled"):
             value = getattr(self, name)
             if value is not INHERIT and value is not None:
@@ -74,7 +74,7 @@ class Keep:
 
 
 class JobOptions(TypedDict, total=False):
-    """What @job takes; each is checked when the decorator runs."""
+    """The options of @job, which are checked when the decorator runs."""
 
     name: str | None
     aliases: Sequence[str]
@@ -99,12 +99,12 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """What using() set for the pushes of one copy of a job; None means what the job says."""
+    """The options that using() set for pushes of one copy of a job; None means the job's own."""
 
     key: str | None = None
-    # Seconds; 0 and less is at once.
+    # Seconds; 0 or less is at once.
     delay: float | None = None
-    # Aware, in UTC; wins over delay.
+    # Aware, in UTC; takes precedence over delay.
     scheduled_at: datetime | None = None
     priority: int | None = None
     queue: str | None = None
@@ -112,7 +112,7 @@ class PushOptions:
     by: Any = None
 
     def due(self, now: datetime) -> datetime | None:
-        """Return the instant at which the row is due; None for at once, also when that instant has gone by."""
+        """Return the instant at which the row is due; None for at once, also when the instant has passed."""
         due = self.scheduled_at
         if due is None and self.delay is not None:
             due = now + timedelta(seconds=self.delay)
@@ -121,7 +121,7 @@ class PushOptions:
 
 @contextlib.contextmanager
 def naming(job_name: str) -> Iterator[None]:
-    """Put the job's name in front of what the checks inside the block say."""
+    """Prefix the errors of checks inside the block with the job's name."""
     try:
         yield
     except DefinitionError as error:
@@ -145,7 +145,7 @@ def job_options(options: dict[str, Any], *, is_async: bool) -> dict[str, Any]:
     if cron is None:
         for name in CRON_ONLY:
             if name in options:
-                raise DefinitionError(f"{name}= is for cron jobs; add cron=… or drop it.")
+                raise DefinitionError(f"{name}= is for cron jobs; add cron=… or remove it.")
     atomic = flag(options.get("atomic", False), "atomic")
     if atomic and is_async:
         raise DefinitionError("atomic=True needs a plain function: a transaction belongs to one thread; drop `async`.")
@@ -201,7 +201,7 @@ def queue(value: Any) -> str:
 
 
 def priority(value: Any) -> int:
-    """Return a priority as a number, -100..100, higher first; the words low, normal, high, critical are known."""
+    """Return a priority as a number from -100 to 100, higher first; takes the words low, normal, high, critical."""
     if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES[value]
     if isinstance(value, bool) or not isinstance(value, int) or not -100 <= value <= 100:
@@ -222,19 +222,19 @@ def duration(value: Any, what: str) -> float:
 def whole(value: Any, what: str, *, least: int) -> int:
     """Return a whole number that is at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DefinitionError(f"{what} is {value!r}; expected a whole number from {least} up.")
+        raise DefinitionError(f"{what} is {value!r}; expected a whole number of at least {least}.")
     return value
 
 
 def flag(value: Any, what: str) -> bool:
-    """Return True or False; other values that count as true are refused."""
+    """Return True or False; refuse any other value, truthy or not."""
     if not isinstance(value, bool):
         raise DefinitionError(f"{what}={value!r}; expected True or False.")
     return value
 
 
 def one_of(value: Any, what: str, choices: Sequence[str]) -> str:
-    """Return a word out of a few."""
+    """Return one of the choices."""
     if value not in choices:
         raise DefinitionError(f"{what}={value!r}; expected {' or '.join(map(repr, choices))}.")
     return str(value)
@@ -249,12 +249,12 @@ def delay(value: Any) -> float | None:
 
 
 def scheduled_at(value: Any) -> datetime | None:
-    """Return an instant in UTC; a naive datetime is read in the current time zone."""
+    """Return an instant in UTC; a naive datetime is in the current time zone."""
     if value is None:
         return None
     if not isinstance(value, datetime):
         raise DefinitionError(f"scheduled_at={value!r}; expected a datetime.")
-    # By the year first: the conversion to UTC overflows at both ends of the calendar.
+    # The year first, since the conversion to UTC overflows at both ends of the calendar.
     if value.year < FIRST.year:
         return FIRST
     if value.year < LAST.year:
@@ -263,7 +263,7 @@ def scheduled_at(value: Any) -> datetime | None:
 
 
 def key(value: Any) -> str | None:
-    """Return a key: 1 to 255 characters, exactly as they are."""
+    """Return a key of 1 to 255 characters, unchanged."""
     if value is None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= KEY_LENGTH:
@@ -272,7 +272,7 @@ def key(value: Any) -> str | None:
 
 
 def organization_id(value: Any) -> str | None:
-    """Return the tenant as text; an empty one is none."""
+    """Return the tenant as text; None if it is empty."""
     if value is None or value == "":
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | UUID) or len(str(value)) > ORGANIZATION_LENGTH:
@@ -284,7 +284,7 @@ def organization_id(value: Any) -> str | None:
 
 
 def attribution(by: Any) -> tuple[str, str]:
-    """Return the stored id and the shown name of who did something, for a user, a text or None."""
+    """Return the id and name to store for who did something: a user, a text or None."""
     if by is None:
         return "", ""
     if isinstance(by, str):
@@ -293,7 +293,7 @@ def attribution(by: Any) -> tuple[str, str]:
         return _storable(by, "by"), by
     if not hasattr(by, "pk") or not callable(getattr(by, "get_username", None)):
         raise DefinitionError(f"by={_short(by)}; expected a user, or a text of at most {BY_LENGTH} characters.")
-    # An anonymous visitor has no key.
+    # An anonymous user has no key.
     stored = "" if by.pk is None else str(by.pk)
     return _storable(stored, "by")[:BY_LENGTH], _storable(str(by.get_username()), "by")[:BY_LENGTH]
 

@@ -1,4 +1,4 @@
-"""What is paused now, as stage, the scheduler, direct mode and the admin ask for it; services.pauses changes it."""
+"""What is paused now; read by stage, the scheduler, direct mode and the admin, changed by services.pauses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db.models import IntegerField, Value
 from django_jobs import registry
 from django_jobs.models import JobState, QueueState
 
-# More than anybody pauses: no read is without an end.
+# More than anybody pauses; a bound for the read.
 LIMIT = 10_000
 
 
@@ -28,7 +28,7 @@ def paused(using: str) -> tuple[frozenset[str], frozenset[str]]:
 
 @lru_cache(maxsize=8)
 def _statement(using: str) -> tuple[str, tuple[Any, ...]]:
-    # Made once: every process asks each second, and compiling it costs more than asking.
+    # Made once: every process runs it each second, and compiling it costs more than running it.
     jobs = JobState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(1), "job_name")
     queues = QueueState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(0), "queue")
     statement, parameters = jobs.union(queues, all=True)[:LIMIT].query.get_compiler(using).as_sql()
@@ -36,9 +36,9 @@ def _statement(using: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def paused_jobs(using: str) -> frozenset[str]:
-    """Return the names whose rows must not start and whose ticks are left out, with all names of each such job.
+    """Return the names whose rows must not start and whose ticks are skipped, with all names of each such job.
 
-    A pause outlives a rename: it holds for the job that has the paused name among its aliases now.
+    A pause survives a rename: it holds for the job that now has the paused name as an alias.
     """
     states = JobState.objects.using(using).filter(paused_at__isnull=False)
     return _with_other_names(states.values_list("job_name", flat=True)[:LIMIT])

@@ -1,4 +1,4 @@
-"""The payload of a job: its handler's signature as a schema, from arguments to strict JSON text and back."""
+"""The payload of a job: the handler's signature as a schema, from arguments to strict JSON text and back."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from django_jobs.context import JobContext
 from django_jobs.exceptions import DefinitionError, InvalidPayload
 from django_jobs.fidelity import as_stored, difference, flaw, is_lossless, unserializable
 
-# ASCII: the text passes any connection and any character set, and its length is its size in bytes.
+# ASCII: the text survives any connection and character set, and its length is its size in bytes.
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-# What has to be looked at closely: an escaped NUL or surrogate, a whole number that may be beyond 64 bits.
+# Text that needs a close look: an escaped NUL or surrogate, or a number that may exceed 64 bits.
 SUSPECT = re.compile(r"\\u0000|\\ud[89a-f]|\d{19}")
 _PUSH_OPTIONS = {"key", "delay", "scheduled_at", "priority", "queue", "organization_id", "by"}
 EXPONENT = re.compile(r"\de\+?\d")
 CONFIG = ConfigDict(
     extra="forbid",
     allow_inf_nan=False,
-    # Else NaN under Any would become null without a word; as a constant it is found and refused.
+    # Otherwise NaN under Any would silently become null; as a constant it is found and refused.
     ser_json_inf_nan="constants",
 )
 
 
 class Schema:
-    """The parameters of one handler after its context.
+    """The parameters of one handler, without its context.
 
-    Everything wrong with the signature is refused when it is made. Annotations that name what is defined later leave it
-    unresolved; resolve() is called again when all apps are imported, and by the first use.
+    A wrong signature is refused when the schema is made. Forward references leave it unresolved; resolve() is called
+    again when all apps are imported, and at the first use.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class Schema:
         try:
             self._build(localns)
         except NameError:
-            # Defined further down or in another module.
+            # A forward reference.
             return
 
     @property
@@ -77,15 +77,15 @@ class Schema:
         return self._required
 
     def resolve(self) -> None:
-        """Build what waited for forward references; raise DefinitionError when a name is still unknown."""
+        """Resolve forward references; raise DefinitionError when a name is still unknown."""
         if self.is_resolved:
             return
         try:
             self._build(None)
         except NameError as error:
             raise DefinitionError(
-                f"{self.job_name}: an annotation cannot be read ({error}). Import what it names at the top of the "
-                f"module, outside of TYPE_CHECKING: the signature is the schema of the payload."
+                f"{self.job_name}: an annotation cannot be resolved ({error}). Import its names at the top of the "
+                f"module, outside TYPE_CHECKING: the signature is the schema of the payload."
             ) from error
 
     def dump(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -98,15 +98,15 @@ class Schema:
         if len(text) > (limit := get_settings().payload_max_bytes):
             raise InvalidPayload(
                 f"{self.job_name}: the payload is {len(text)} bytes of JSON; PAYLOAD_MAX_BYTES allows {limit}. "
-                f"Store the data elsewhere and send its key."
+                f"Store the data elsewhere and pass its key."
             )
         return text
 
     def rebuild(self, text: str) -> dict[str, Any]:
         """Return the handler's keyword arguments from stored JSON text, or raise InvalidPayload.
 
-        A parameter that the text lacks is left to the handler's default; one that the handler lacks is an error, so
-        that nothing pushed is dropped without a word.
+        A parameter that is missing in the text is left to the handler's default; one that the handler does not have is
+        an error, so that nothing is silently dropped.
         """
         if not self.is_resolved:
             self.resolve()
@@ -119,7 +119,7 @@ class Schema:
         return values
 
     def _dump(self, given: Mapping[str, Any]) -> str:
-        # Errors of pydantic are not chained: their text quotes the input, which may be secret.
+        # Errors of pydantic are not chained, as their text quotes the input, which may be secret.
         try:
             values = self._validate(given)
         except ValidationError as error:
@@ -177,9 +177,9 @@ class Schema:
     def _line(self, detail: ErrorDetails) -> str:
         path = "payload" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
         if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
-            using = "; options of a push go into using(…)" if detail["loc"][0] in _PUSH_OPTIONS else ""
+            using = "; pass the options of a push to using(…)" if detail["loc"][0] in _PUSH_OPTIONS else ""
             return f"{path}: the handler has no such parameter{self._takes()}{using}"
-        # The type only: the value itself may be secret.
+        # Only the type, since the value may be secret.
         kind = type(detail["input"])
         key = "; pass its key and fetch it in the handler" if issubclass(kind, Model | QuerySet) else ""
         return f"{path}: {detail['msg']} (got {kind.__name__}{key})"
@@ -191,14 +191,14 @@ class Schema:
             except (ValueError, TypeError, AttributeError):
                 return unserializable(value, f"payload.{name}")
             except RecursionError:
-                return f"payload.{name}: is nested too deep"
+                return f"payload.{name}: is nested too deeply"
         return "the payload has no JSON form"
 
     def _check_kind(self, parameter: inspect.Parameter) -> None:
         kinds = {
             parameter.VAR_POSITIONAL: "*{}; name the parameters, or take a list",
             parameter.VAR_KEYWORD: "**{}; name the parameters, or take a dict",
-            parameter.POSITIONAL_ONLY: "the positional-only parameter {}; arguments are stored by name, drop the `/`",
+            parameter.POSITIONAL_ONLY: "the positional-only parameter {}; arguments are stored by name, remove the `/`",
         }
         if parameter.kind in kinds:
             what = kinds[parameter.kind].format(parameter.name)
@@ -214,13 +214,13 @@ class Schema:
                 del parameters[0]
             elif first is Any and parameters[0].name in {"self", "cls"}:
                 raise DefinitionError(
-                    f"{self.job_name}: a method cannot be a handler: a row has no object to call it on. Decorate a "
+                    f"{self.job_name}: a method cannot be a handler, as a row has no object to call it on. Decorate a "
                     f"function, and pass the key of the object."
                 )
             elif first is Any:
                 raise DefinitionError(
-                    f"{self.job_name}: its first parameter, {parameters[0].name}, has no annotation or Any. "
-                    f"Annotate it: JobContext for the context, else the type of what is pushed."
+                    f"{self.job_name}: the first parameter, {parameters[0].name}, has no annotation, or Any. "
+                    f"Annotate it: JobContext for the context, or the type of the pushed value."
                 )
         for parameter in parameters:
             self._check_hint(parameter.name, hints.get(parameter.name, Any))
@@ -237,7 +237,7 @@ class Schema:
         self.is_resolved = True
 
     def _adapter(self, wanted: dict[str, Any]) -> TypeAdapter[Any]:
-        # No key is required of pydantic: a missing one has a better message here, and defaults are tried one by one.
+        # No key is required for pydantic: our message for a missing one is better, and defaults are tried one by one.
         fields: Any = {name: NotRequired[hint] for name, hint in wanted.items()}
         shape = TypedDict(self.job_name, fields)  # type: ignore[misc]  # made at run time
         shape.__pydantic_config__ = CONFIG  # type: ignore[attr-defined]
@@ -256,16 +256,16 @@ class Schema:
             if part is JobContext:
                 raise DefinitionError(
                     f"{self.job_name}: {name} takes a JobContext, but only the first positional parameter can be one, "
-                    f"annotated JobContext and nothing else. Move it there."
+                    f"annotated as exactly JobContext. Move it there."
                 )
             if isinstance(part, type) and issubclass(part, Model | QuerySet | Manager):
                 raise DefinitionError(
-                    f"{self.job_name}: {name} is of the type {part.__name__}; rows do not travel in a payload. Pass "
+                    f"{self.job_name}: {name} has the type {part.__name__}, but a payload cannot hold rows. Pass "
                     f"its key ({name}_id: int) and fetch it in the handler."
                 )
 
     def _kept_defaults(self, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
-        """Return the defaults that a payload can hold: those are stored with it, so that a waiting row keeps them."""
+        """Return the defaults that a payload can hold: they are stored with it, so that a waiting row keeps them."""
         kept = {}
         for parameter in parameters:
             name, default = parameter.name, parameter.default
@@ -275,7 +275,7 @@ class Schema:
                 values = self._validate({name: default})
                 self._check(values, *self._encoded(values))
             except (ValueError, TypeError, AttributeError, RecursionError):
-                # A sentinel, or of another type than its annotation: Python fills it in when the handler is called.
+                # A sentinel, or not of the annotated type: Python fills it in when the handler is called.
                 continue
             if difference(default, values[name], name) is None:
                 kept[name] = default
@@ -288,7 +288,7 @@ def _hints(
     plain = types.SimpleNamespace(
         __annotations__={p.name: p.annotation for p in parameters if p.annotation is not p.empty}
     )
-    # The name itself is always known, also where it is imported for type checking only.
+    # The name JobContext is always known, even if it is imported for type checking only.
     names = {"JobContext": JobContext, **getattr(inspect.unwrap(func), "__globals__", {})}
     return typing.get_type_hints(plain, names, dict(localns or {}), include_extras=True)
 

@@ -1,4 +1,4 @@
-"""What the options of a job come to under the settings in force; the base of Job, read by whatever runs and trims."""
+"""The options of a job combined with the current settings; the base of Job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Policy:
-    """The options that @job was given, and what they mean together with `DJANGO_JOBS`."""
+    """The options that @job was given, and their effect together with `DJANGO_JOBS`."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Policy:
     overlap: str = "skip"
     priority: int = 0
     queue: str = "default"
-    # None inherits the setting, here and in timeout (where 0 is no limit) and record.
+    # None inherits the setting; likewise in timeout, where 0 is no limit, and record.
     retry: Retry | None = None
     timeout: float | None = None
     interrupt: bool = True
@@ -42,7 +42,7 @@ class Policy:
 
     @property
     def kind(self) -> Literal["cron", "push"]:
-        """Whether time or a push asks for runs."""
+        """Whether the clock or a push starts executions."""
         return "push" if self.cron is None else "cron"
 
     @property
@@ -58,12 +58,12 @@ class Policy:
 
     @property
     def has_retry(self) -> bool:
-        """Whether a crash leads to another run."""
+        """Whether an execution may run again after a crash."""
         return self.retries > 0
 
     @property
     def max_attempts(self) -> int:
-        """How often an execution pushed now may run."""
+        """How many attempts an execution has that is pushed now."""
         return self.retries + 1
 
     @property
@@ -73,12 +73,12 @@ class Policy:
 
     @property
     def effective_record(self) -> str:
-        """Which finished rows are kept at all: "all", "error" or "none"."""
+        """Which finished rows are recorded at all: "all", "error" or "none"."""
         return self.record or get_settings().record
 
     @property
     def effective_keep(self) -> Keep:
-        """How many finished rows are kept, every field filled in."""
+        """How many finished rows are kept, with every field filled in."""
         settings = get_settings()
         own = self.keep
         return Keep(
@@ -89,9 +89,9 @@ class Policy:
         )
 
     def retention(self, status: Status | str) -> int | None:
-        """Return how many finished rows of this status are kept, `record` and `keep` folded together; None means all.
+        """Return how many finished rows of this status are kept, by `record` and `keep` together; None means all.
 
-        A cron job that names no `record` keeps its last success under RECORD "error", so that "last run" stays true.
+        Under RECORD "error", a cron job without its own `record` keeps its last success, so that "last run" is right.
         """
         record, name = self.effective_record, Status(status).value
         if record == "none":
@@ -105,7 +105,7 @@ class Policy:
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
-        """The middleware around the handler, outermost first: the settings' own, then that of `use`."""
+        """The middleware around the handler, outermost first: that of the settings, then that of `use`."""
         settings = get_settings()
         made_for, chain = self.__dict__.get("_chain", (None, ()))
         if made_for is not settings:

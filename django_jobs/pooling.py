@@ -1,4 +1,4 @@
-"""Leave Django's pool of connections to handlers: called by threads of ours, which must not wait for one."""
+"""Leave Django's connection pool to handlers: our own threads must not wait for a connection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from django.db import connections
 def bypass_pool() -> None:
     """Give this thread connections of its own to databases that have a pool.
 
-    A pool that handlers have used up would hold up heartbeats, and a worker whose heart does not beat is taken for
-    dead.
+    A pool that handlers have exhausted would delay heartbeats, and a worker without heartbeats is taken for dead.
     """
     for alias in pooled():
         own = connections[alias].copy()
@@ -23,11 +22,11 @@ def pooled() -> list[str]:
 
 
 def pool_size(alias: str) -> int | None:
-    """Return how many connections the pool of a database gives out in one process; None is no pool, or no limit."""
+    """Return the most connections that a database's pool opens in one process; None for no pool or no limit."""
     options = connections.settings[alias].get("OPTIONS", {}).get("pool")
     if not options:
         return None
-    # What psycopg_pool does where nothing is said.
+    # The defaults of psycopg_pool.
     given = options if isinstance(options, dict) else {}
     size = given.get("max_size") or given.get("min_size", 4)
     return size if isinstance(size, int) else None

@@ -1,4 +1,4 @@
-"""The vocabulary of reads over executions and workers; nothing here writes."""
+"""Querysets of executions and workers, by state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def key_digest(organization_id: str | None, key: str) -> str:
     """Return the fixed-length digest of a dedup key within its organization, exact under every collation."""
-    # The length prefix keeps ("a", "bc") apart from ("ab", "c"); no organization is not the organization "".
+    # The length prefix tells ("a", "bc") from ("ab", "c"), and no organization from the organization "".
     scope = "-" if organization_id is None else f"{len(organization_id)}:{organization_id}"
     return hashlib.blake2b(f"{scope}\n{key}".encode(), digest_size=24).hexdigest()
 
@@ -27,13 +27,13 @@ def key_digest(organization_id: str | None, key: str) -> str:
 def is_fresh(heartbeat_at: datetime, now: datetime, lost_after: float) -> bool:
     """Whether a heartbeat is no older than `lost_after` seconds.
 
-    One that is as far ahead is of the time before the clock was set back: else who died then would live for as long.
+    One that is further ahead than that is from before the clock was set back; its worker may have died since.
     """
     return abs(now - heartbeat_at) < timedelta(seconds=lost_after)
 
 
 class ExecutionQuerySet(models.QuerySet["JobExecution"]):
-    """Executions by where they stand."""
+    """Executions by their state."""
 
     def pending(self) -> Self:
         """Rows a worker may claim now."""
@@ -44,7 +44,7 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
         return self.filter(status=Status.RUNNING)
 
     def scheduled(self) -> Self:
-        """Rows that wait for their time, a retry or the end of a pause."""
+        """Rows that wait for their time, a retry, or the reason for which they are parked to go."""
         return self.filter(status=Status.SCHEDULED)
 
     def live(self) -> Self:
@@ -56,21 +56,21 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
         return self.filter(status__in=FINAL)
 
     def parked(self) -> Self:
-        """Scheduled rows set aside for a reason other than their time."""
+        """Scheduled rows that wait for something other than their time."""
         return self.scheduled().exclude(parked_reason="")
 
     def due(self, now: datetime) -> Self:
-        """Scheduled rows whose time has come; parked ones wait for their reason to go."""
+        """Scheduled rows whose time has come, without parked ones."""
         return self.scheduled().filter(parked_reason="", scheduled_at__lte=now)
 
     def among_jobs(self, names: Iterable[str]) -> Self:
-        """Rows under these names, looked for among what the rest of the query finds by its index."""
-        # A database cannot look into a CASE. By an index of names it would read all that these jobs ever left behind.
+        """Rows with these names; a filter on top of the index that the rest of the query uses."""
+        # In a CASE, as the database would otherwise use an index of names, and read every row these jobs ever left.
         known = Case(When(job_name__in=sorted(names), then=True), default=False, output_field=models.BooleanField())
         return self.alias(is_of_jobs=known).filter(is_of_jobs=True)
 
     def of_worker(self, worker_id: UUID) -> Self:
-        """Running rows the table gives to this worker."""
+        """Running rows that belong to this worker."""
         return self.running().filter(worker_id=worker_id)
 
     def with_key(self, organization_id: str | None, key: str) -> Self:
@@ -79,20 +79,20 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
 
     @property
     def written_to(self) -> str:
-        """The alias of the database that writes of this set go to; `db` is the one for reads until the first write."""
-        alias: str | None = self._db  # type: ignore[attr-defined]  # The stubs leave it out.
+        """The alias to which this queryset writes; `db` is the one for reads until the first write."""
+        alias: str | None = self._db  # type: ignore[attr-defined]  # Missing in the stubs.
         return alias or router.db_for_write(self.model)
 
     def delete_finished(self) -> int:
-        """Delete the finished rows of this set in one statement and return how many; live rows stay."""
-        # No collector: these rows have no relations, and loading a million of them to ask would be the cost of a trim.
+        """Delete the finished rows of this queryset in one statement and return how many; live rows stay."""
+        # Without the collector: these rows have no relations, and it would load every row first.
         return self.finished()._raw_delete(self.written_to)
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):
-    """Workers by their heartbeat."""
+    """Workers by heartbeat."""
 
     def fresh(self, now: datetime, lost_after: float) -> Self:
-        """Workers that beat within `lost_after` seconds and did not stop; see is_fresh()."""
+        """Workers that have beaten within `lost_after` seconds and have not stopped; see is_fresh()."""
         span = timedelta(seconds=lost_after)
         return self.filter(stopped_at__isnull=True, heartbeat_at__gt=now - span, heartbeat_at__lt=now + span)

@@ -1,4 +1,4 @@
-"""Which jobs this process knows, by name; filled by @job, read by push, the workers, the scheduler and the admin."""
+"""The jobs that this process knows, by name; filled by @job."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from django_jobs.definition import Job
 
 _jobs: dict[str, Job[...]] = {}
-# Every name, aliases included.
+# By every name, aliases included.
 _names: dict[str, Job[...]] = {}
-# The same names in one case: MySQL compares without case, so two names must differ in more than that.
+# The same names, case-folded: MySQL ignores case, so two names must differ in more than that.
 _folded: dict[str, str] = {}
 _answers: dict[Any, frozenset[str]] = {}
 _lock = threading.RLock()
@@ -33,7 +33,7 @@ _lock = threading.RLock()
 def register(job: Job[...]) -> None:
     """Add a job under its name and aliases; raise DefinitionError when another job has one of them.
 
-    A module that is imported again (autoreload, importlib.reload, a second import path) replaces its own jobs.
+    A module that is imported again (autoreload, importlib.reload, another import path) replaces its own jobs.
     """
     with _lock:
         known = _jobs.get(job.name)
@@ -45,7 +45,7 @@ def register(job: Job[...]) -> None:
             if other is not None:
                 raise DefinitionError(
                     f"Two jobs are called {name!r}: {place(other)} and {place(job)}. "
-                    f"Names and aliases are unique, also without case: give one of them another name=…."
+                    f"Names and aliases are unique, ignoring case: give one of them another name=…."
                 )
         _jobs[job.name] = job
         for name in job.names:
@@ -55,7 +55,7 @@ def register(job: Job[...]) -> None:
 
 
 def unregister(name: str) -> None:
-    """Forget the job registered under this name, and its aliases; unknown names are ignored."""
+    """Forget the job with this name, and its aliases; ignores unknown names."""
     with _lock:
         job = _jobs.pop(name, None)
         for known in job.names if job else ():
@@ -64,7 +64,7 @@ def unregister(name: str) -> None:
 
 
 def get(name: str) -> Job[...]:
-    """Return the job of this name or alias; raise UnknownJob with a suggestion."""
+    """Return the job with this name or alias; raise UnknownJob with a suggestion."""
     try:
         return _names[name]
     except KeyError:
@@ -74,7 +74,7 @@ def get(name: str) -> Job[...]:
 
 
 def find(name: str) -> Job[...] | None:
-    """Return the job of this name or alias, None when it is not registered."""
+    """Return the job with this name or alias; None if it is not registered."""
     return _names.get(name)
 
 
@@ -84,13 +84,13 @@ def all_jobs() -> list[Job[...]]:
 
 
 def _remembered(ask: Callable[[], frozenset[str]]) -> Callable[[], frozenset[str]]:
-    """Keep an answer until a job comes or goes: every claim asks."""
+    """Cache an answer until a job is registered or unregistered, as every claim asks."""
 
     @wraps(ask)
     def answer() -> frozenset[str]:
         known = _answers.get(ask)
         if known is None:
-            # Inside the lock, so that no answer from before a change is kept after it.
+            # Inside the lock, so that an answer from before a change is not cached after it.
             with _lock:
                 known = _answers[ask] = ask()
         return known
@@ -118,7 +118,7 @@ def queues() -> frozenset[str]:
 
 @contextlib.contextmanager
 def isolated(*, empty: bool = False) -> Iterator[None]:
-    """Undo what is registered or unregistered inside the block; `empty` begins it without any job. For tests."""
+    """Undo registrations made inside the block; with `empty` it begins without any job. For tests."""
     tables: list[dict[str, Any]] = [_jobs, _names, _folded]
     with _lock:
         saved = [dict(table) for table in tables]
@@ -137,14 +137,14 @@ def isolated(*, empty: bool = False) -> Iterator[None]:
 
 
 def autodiscover(name: str = "jobs") -> list[ModuleType]:
-    """Import the module of this name of every installed app, and return them.
+    """Import the module with this name of every installed app, and return the modules.
 
-    A missing one is fine, a broken one raises and names itself.
+    A missing module is fine; a broken one raises, with a note that names it.
     """
     found = []
     for config in apps.get_app_configs():
         module = f"{config.name}.{name}"
-        # Asked beforehand: an ImportError raised inside a jobs.py must not pass for "no jobs.py".
+        # Checked beforehand: an ImportError inside a jobs.py must not pass for a missing one.
         if config.module is None or not module_has_submodule(config.module, name):
             continue
         try:
@@ -156,13 +156,13 @@ def autodiscover(name: str = "jobs") -> list[ModuleType]:
 
 
 def resolve() -> None:
-    """Settle what had to wait for all modules: forward references, and names made before the apps were ready."""
+    """Resolve what had to wait for all modules: forward references, and names made before the apps were ready."""
     for job in all_jobs():
         job.resolve()
 
 
 def place(job: Job[...]) -> str:
-    """Return where the handler of a job is written, for messages."""
+    """Return where a job's handler is defined, for messages."""
     return place_of(job.func)
 
 
@@ -173,10 +173,10 @@ def place_of(func: Any) -> str:
 
 
 def default_name(func: Any) -> str:
-    """Return `<app_label>.<function>`, or the dotted module and the function outside of any app.
+    """Return `<app_label>.<function>`, or the dotted module and the function outside any app.
 
-    Before the app registry is ready the label is taken from the package, as AppConfig does by default; Job.resolve()
-    raises when the app turns out to have another label.
+    Before the app registry is ready, the label is derived from the package, like AppConfig's default; Job.resolve()
+    raises if the app turns out to have another label.
     """
     module, name = func.__module__, func.__name__
     package, _, leaf = module.rpartition(".")
@@ -189,12 +189,12 @@ def default_name(func: Any) -> str:
 def _is_reimport(known: Job[...], job: Job[...]) -> bool:
     old, new = inspect.unwrap(known.func), inspect.unwrap(job.func)
     if old.__qualname__ != new.__qualname__ or old.__code__ is new.__code__:
-        # One code object twice: a factory or a loop made two jobs.
+        # The same code object twice: a factory or a loop made two jobs.
         return False
     if old.__module__ == new.__module__ == "__main__":
         # A shell or a notebook, where a definition is typed again.
         return True
     if old.__module__ != new.__module__ and old.__code__.co_filename != new.__code__.co_filename:
         return False
-    # Every import of a module, a reload too, makes a new spec: within one import the second definition is another job.
+    # Every import of a module, even a reload, makes a new spec; within one import, a second definition is another job.
     return known.module_spec is not job.module_spec

@@ -1,4 +1,4 @@
-"""Delete finished rows that a job does not keep: the newest n of a status stay; called by the finisher and by trim."""
+"""Delete finished rows that a job does not keep, except the newest of each status; for the finisher and trim."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BATCH = 500
 
 @dataclass(slots=True)
 class Place:
-    """How far the portions of a trim have come: the end of the last row that went; it moves with each portion.
+    """How far the portions of a trim have come: when the last deleted row ended. Each portion moves it.
 
-    While anybody's transaction is older than the deletions, MariaDB and PostgreSQL keep the deleted rows in the index.
-    Each portion from the start would read all of them again.
+    While some transaction is older than the deletions, MariaDB and PostgreSQL keep the deleted rows in the index, and
+    each portion would read all of them again if it began at the start.
     """
 
     at: datetime = EPOCH
@@ -42,11 +42,11 @@ def trim(
     limit: int = BATCH,
     place: Place | None = None,
 ) -> int:
-    """Delete up to `limit` finished rows of one job and status, the oldest first, and return how many went.
+    """Delete up to `limit` finished rows of one job and status, oldest first, and return how many.
 
-    Those beyond the newest `keep` go (None keeps all, 0 none), and those that ended `max_age` (seconds) ago. An
-    answer of `limit` says that more may be left: called again with the same `place`, it goes on where this portion
-    ended. Safe in any number of processes: rows another one deletes are skipped.
+    Deletes rows beyond the newest `keep` (None keeps all, 0 none), and rows that ended more than `max_age` (seconds)
+    ago. If it returns `limit`, more may be left: another call with the same `place` continues where this one ended.
+    Safe in any number of processes: rows that another one is deleting are skipped.
     """
     place = place or Place()
     surplus = _surplus(job_name, status, keep, max_age, place.at, now, using)
@@ -54,24 +54,24 @@ def trim(
         return 0
     oldest = surplus.order_by("completed_at", "pk").values_list("pk", "completed_at")
     if not passes_over_locks(using):
-        # SQLite: read before the write, so that no transaction has to turn from reading to writing.
+        # SQLite: read outside the writing transaction, which could not be upgraded from reading to writing.
         rows = list(oldest[:limit])
         deleted = surplus.filter(pk__in=[pk for pk, _ in rows]).delete_finished() if rows else 0
     else:
         with transaction.atomic(using=using):
             rows = list(oldest.select_for_update(skip_locked=True)[:limit])
-            # By the id alone: they are locked, and a DELETE that read the range again would wait for those passed over.
+            # By id alone: these are locked, while a DELETE that read the range again would wait for the skipped ones.
             found = JobExecution.objects.using(using).filter(pk__in=[pk for pk, _ in rows])
             deleted = found.delete_finished() if rows else 0
     if rows:
-        # A finished row has an end, which its type does not say.
+        # `or` for the type checker: a finished row always has an end.
         place.at = rows[-1][1] or place.at
     return deleted
 
 
 @retried
 def discard(ids: Collection[UUID], *, using: str) -> int:
-    """Delete those of these rows that are finished and that no other transaction holds; return how many went."""
+    """Delete those of the rows that are finished and not locked by another transaction; return how many."""
     rows = JobExecution.objects.using(using).filter(pk__in=ids)
     if not passes_over_locks(using):
         return rows.delete_finished()
@@ -89,9 +89,9 @@ def _surplus(
     now: datetime,
     using: str,
 ) -> ExecutionQuerySet | None:
-    """Return the rows to delete of those that ended since then; None when all of them stay."""
-    # At first the lower bound is true of every finished row. A range lets the partial index serve, and keeps SQLite and
-    # PostgreSQL from passing it over for another one and sorting all rows of the job.
+    """Return the rows to delete among those that ended after `since`; None if all of them stay."""
+    # At first, every finished row is within the lower bound. But a range makes SQLite and PostgreSQL use the partial
+    # index, rather than another one with a sort of all rows of the job.
     ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__gte=since)
     if keep == 0:
         return ended
@@ -99,16 +99,16 @@ def _surplus(
     expired = None if age is None else now - age
     last = None if keep is None else _last_kept(ended, keep)
     if last is None or (expired is not None and expired > last[0]):
-        # By age alone: what the count would delete is older still.
+        # By age alone: rows beyond the count are older than that.
         return None if expired is None else ended.filter(completed_at__lt=expired)
     at, pk = last
-    # The first condition is the range the index is read by.
+    # The first condition is the range for the index.
     return ended.filter(completed_at__lte=at).filter(Q(completed_at__lt=at) | Q(pk__lt=pk))
 
 
 def _last_kept(ended: ExecutionQuerySet, keep: int) -> tuple[datetime, UUID] | None:
-    """Return when the keep-th newest row ended, and its id; None when there are no more than that."""
-    # A plain read: rows locked by other trims count as kept or not all the same.
+    """Return when the keep-th newest row ended, and its id; None if there are no more than `keep`."""
+    # Without SKIP LOCKED: rows that other trims have locked count as well.
     newest = ended.order_by("-completed_at", "-pk").values_list("completed_at", "pk")
     for at, pk in newest[keep - 1 : keep]:
         if at is not None:

@@ -1,4 +1,4 @@
-"""How often and how soon a failed job runs again: Retry and Backoff, which hold no state and read no settings."""
+"""How often and how soon a failed job runs again: Retry and Backoff, which have no state and read no settings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _duration(value: Any, what: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential waiting: `initial` times `factor` per attempt, never above `max`; durations are timedelta or seconds.
+    """Exponential backoff: `initial` times `factor` per attempt, at most `max`; durations are timedeltas or seconds.
 
-    With jitter="full" the wait is drawn between 0 and that, so that failures of one cause do not come back together.
+    With jitter="full" the wait is random between 0 and that, so that failures with one cause do not come back together.
     """
 
     initial: timedelta | float = 5
@@ -39,7 +39,7 @@ class Backoff:
     jitter: str | None = "full"
 
     def __post_init__(self) -> None:
-        """Refuse what is not a duration, a factor or a known jitter."""
+        """Refuse invalid durations, factors and jitters."""
         object.__setattr__(self, "initial", _duration(self.initial, "Backoff(initial=…)"))
         object.__setattr__(self, "max", _duration(self.max, "Backoff(max=…)"))
         factor: Any = self.factor
@@ -53,7 +53,7 @@ class Backoff:
         initial, ceiling = float(self.initial), float(self.max)  # type: ignore[arg-type]  # __post_init__ made floats
         steps = max(attempt, 1) - 1
         try:
-            # As a float: a power of whole numbers would not overflow but fill the memory.
+            # As a float, which overflows: a power of ints would fill the memory.
             wait = min(initial * float(self.factor) ** steps, ceiling)
         except OverflowError:
             wait = ceiling if initial else 0.0
@@ -68,7 +68,7 @@ WhenLike = Callable[[Any], bool] | type[BaseException] | tuple[type[BaseExceptio
 class Retry:
     """Run a failed job up to `retries` more times.
 
-    `backoff` is a Backoff, one duration, a sequence of them (its last one goes on), None for at once, or a callable
+    `backoff` is a Backoff, one duration, a sequence of them (the last one repeats), None for at once, or a callable
     `(attempt, exception)` that returns a duration. `when` says which exceptions are worth another run: a callable,
     an exception class or a tuple of classes; None means all.
     """
@@ -79,7 +79,7 @@ class Retry:
     when: WhenLike | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be followed when the job fails."""
+        """Refuse values that could not be used when the job fails."""
         count: Any = self.retries
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_RETRIES:
             raise DefinitionError(f"retries is {count!r}; expected a whole number from 0 to {MAX_RETRIES}.")
@@ -94,11 +94,11 @@ class Retry:
 
     @classmethod
     def of(cls, value: Any) -> Retry | None:
-        """Return a Retry for what `retry=` takes: None, a number of retries, or a Retry."""
+        """Return a Retry for a value of `retry=`: None, a number of retries, or a Retry."""
         return value if value is None or isinstance(value, cls) else cls(value)
 
     def allows(self, exception: BaseException) -> bool:
-        """Return whether this exception is worth another run; a `when` that raises says no, and is logged."""
+        """Return whether this exception is worth another run; if `when` raises, that is logged and means no."""
         when = self.when
         if when is None:
             return True
@@ -141,11 +141,11 @@ def _called(backoff: Callable[[int, BaseException], Any], attempt: int, exceptio
         value = backoff(attempt, exception)
         wait = value.total_seconds() if isinstance(value, timedelta) else float(value)
     except Exception:
-        logger.exception("A backoff callable raised or returned no duration; the default backoff is used.")
+        logger.exception("A backoff callable raised or did not return a duration; using the default backoff.")
         return Backoff().delay(attempt)
     if math.isnan(wait):
-        logger.warning("A backoff callable returned NaN; the default backoff is used.")
+        logger.warning("A backoff callable returned NaN; using the default backoff.")
         return Backoff().delay(attempt)
     if not 0 <= wait <= MAX_SECONDS:
-        logger.warning("A backoff callable returned %r seconds; it is kept between 0 and ten years.", wait)
+        logger.warning("A backoff callable returned %r seconds; limiting that to between 0 and ten years.", wait)
     return min(max(wait, 0.0), MAX_SECONDS)

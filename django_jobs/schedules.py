@@ -1,4 +1,4 @@
-"""Cron: which instants an expression means in a time zone, read by the definition, the scheduler and the admin."""
+"""Cron expressions and the instants they mean in a time zone; for the definition, the scheduler and the admin."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from django_jobs.exceptions import DefinitionError
 
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
-# A fixed one, so that no expression is refused for the day of the deploy.
+# A fixed day, so that whether an expression is valid does not depend on the day of the deploy.
 SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001 - wall time has no zone
-# The sizes of minute, hour, day of month, month, day of week and second: a wider step never steps.
+# The sizes of minute, hour, day of month, month, day of week and second; a wider step never takes effect.
 SIZES = (60, 24, 31, 12, 7, 60)
 LONGEST = 200
 HASHED = re.compile(r"(?i)(^|[\s,])[hr](?=[\s,/(]|$)")
@@ -28,21 +28,21 @@ GRAMMAR = "five fields, or six with seconds last (minute hour day month weekday 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression in a time zone (None: the project's TIME_ZONE, read late).
+    """A cron expression in a time zone (None: the project's TIME_ZONE, which is read when it is needed).
 
     An expression whose hour field covers all 24 hours counts in real time. Any other counts by the wall clock: a time
-    that the clock shows twice counts once, at its first pass; one that the clock leaves out counts at the jump; several
-    that fall on one instant are one. With both a day of month and a day of week either is enough, as in croniter.
+    that the clock shows twice counts once, at its first pass; one that the clock skips counts at the jump; several that
+    fall on one instant count once. With both a day of month and a day of week, either is enough, as in croniter.
     """
 
     expression: str
     zone: str | tzinfo | None = None
-    # Does it mean more than one instant within some minute?
+    # Does it have more than one tick within some minute?
     is_sub_minute: bool = field(init=False, repr=False, compare=False)
     _every_hour: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be kept as a schedule, by DefinitionError."""
+        """Raise DefinitionError for an invalid expression or time zone."""
         expression = parse(self.expression)
         values = _read(expression).expanded
         put = object.__setattr__
@@ -56,12 +56,12 @@ class Cron:
 
     @property
     def effective_zone(self) -> str:
-        """The name of the time zone in force."""
+        """The name of the effective time zone."""
         return str(self.zone) if self.zone else get_settings().time_zone
 
     @property
     def tz(self) -> ZoneInfo:
-        """The time zone in force."""
+        """The effective time zone."""
         return ZoneInfo(self.effective_zone)
 
     def next_after(self, instant: datetime) -> datetime:
@@ -72,12 +72,12 @@ class Cron:
     def previous_before(self, instant: datetime) -> datetime:
         """Return the last tick strictly before an aware instant, in UTC."""
         end = instant.astimezone(UTC)
-        # The last of these is longer than any gap: an expression that comes at all comes within 50 years.
+        # The last of these is longer than any gap: an expression that has a tick at all has one within 50 years.
         for gap in (SECOND * 61, SECOND * 3600, DAY, 32 * DAY, 367 * DAY, 9 * 366 * DAY, 50 * 366 * DAY):
             low = end - gap
             if self.next_after(low) < end:
                 break
-        # The last second after which a tick still follows before the end is the one before the tick looked for.
+        # Find the last second that a tick still follows before the end: the wanted tick is one second later.
         high = end
         while high - low > SECOND:
             middle = low + (high - low) / 2
@@ -85,7 +85,7 @@ class Cron:
         return self.next_after(low)
 
     def between(self, after: datetime, until: datetime, limit: int) -> list[datetime]:
-        """Return at most `limit` ticks later than `after` and not later than `until`, the oldest first."""
+        """Return at most `limit` ticks in (after, until], oldest first."""
         ticks: list[datetime] = []
         tick = self.next_after(after)
         while tick <= until and len(ticks) < limit:
@@ -101,7 +101,7 @@ class Cron:
             change = _first_change(start, found, zone)
             if change is None:
                 return found
-            # The clock moves before that: the wall times after the move are looked at afresh, its own instant included.
+            # The clock changes before that: look again from the change, that instant included.
             start = change - SECOND
             found = _following(self.expression, _wall(start, _offset(change, zone))).replace(tzinfo=UTC)
             found -= _offset(change, zone)
@@ -114,7 +114,7 @@ class Cron:
         local = start.astimezone(zone)
         wall = local.replace(tzinfo=None, fold=0)
         if local.fold:
-            # Second pass: everything the clock shows up to the end of the repeated hour has had its turn.
+            # Second pass: every time up to the end of the repeated hour has had its turn.
             back = _offset_of(wall, zone, 0) - _offset_of(wall, zone, 1)
             change = _first_change(start - back, start, zone)
             if change is not None:
@@ -127,7 +127,7 @@ class Cron:
 
 
 def configured(key: Literal["SWEEP_CRON", "TRIM_CRON"]) -> Cron:
-    """Return the schedule under a key of DJANGO_JOBS; raise DefinitionError naming the key when it is none."""
+    """Return the schedule of a key in DJANGO_JOBS; raise DefinitionError, naming the key, if it is invalid."""
     settings = get_settings()
     expression = settings.sweep_cron if key == "SWEEP_CRON" else settings.trim_cron
     try:
@@ -137,20 +137,20 @@ def configured(key: Literal["SWEEP_CRON", "TRIM_CRON"]) -> Cron:
 
 
 def parse(expression: Any) -> str:
-    """Return the expression with single spaces; raise DefinitionError for what cannot be kept as a schedule."""
+    """Return the expression with single spaces; raise DefinitionError if it is not a valid schedule."""
     if not isinstance(expression, str) or not expression.strip():
         raise DefinitionError(f"cron={expression!r} is not a cron expression; expected {GRAMMAR}.")
     text = " ".join(expression.split())
     wrong = f"cron={text[:LONGEST]!r}"
     if len(text) > LONGEST or re.search(r"\d{5}", text):
-        raise DefinitionError(f"{wrong} is absurdly wide; expected {GRAMMAR}, each within its range.")
+        raise DefinitionError(f"{wrong} is far too wide; expected {GRAMMAR}, each within its range.")
     if text.startswith("@"):
         if text == "@reboot":
-            raise DefinitionError(f"{wrong} names no time; call a management command where the process starts.")
+            raise DefinitionError(f"{wrong} does not name a time; call a management command where the process starts.")
     elif len(text.split(" ")) not in {5, 6}:
         raise DefinitionError(f"{wrong} has {len(text.split(' '))} fields; expected {GRAMMAR}.")
     if HASHED.search(text):
-        raise DefinitionError(f"{wrong} holds a hashed or random field; write the minute or hour itself.")
+        raise DefinitionError(f"{wrong} has a hashed or random field; write the minute or hour itself.")
     for part, size in zip(text.split(" "), SIZES, strict=False):
         for step in re.findall(r"/(\d+)", part):
             if int(step) >= size:
@@ -158,12 +158,12 @@ def parse(expression: Any) -> str:
     try:
         _following(text, SOME_DAY)
     except (CroniterError, TypeError, ValueError, OverflowError, IndexError, KeyError) as error:
-        raise DefinitionError(f"{wrong} never comes or cannot be read ({error}); expected {GRAMMAR}.") from error
+        raise DefinitionError(f"{wrong} never occurs or cannot be parsed ({error}); expected {GRAMMAR}.") from error
     return text
 
 
 def zone_name(zone: Any) -> str | None:
-    """Return the name of a time zone given as a name or a tzinfo; raise DefinitionError for one that is not known."""
+    """Return the name of a time zone given as a name or a tzinfo; raise DefinitionError if it is unknown."""
     if zone is None:
         return None
     name = zone.key if isinstance(zone, ZoneInfo) else "UTC" if zone is UTC else zone
@@ -190,7 +190,7 @@ def _covers(values: list[Any], size: int) -> int:
 
 
 def _following(expression: str, wall: datetime) -> datetime:
-    # Reading the expression costs more than all the rest. To ask moves what is asked: threads get a copy each.
+    # Parsing costs more than all the rest, so it is cached; get_next() changes the object, so each call gets a copy.
     found: datetime = copy(_read(expression)).get_next(datetime, start_time=wall)
     return found
 
@@ -208,12 +208,12 @@ def _offset_of(wall: datetime, zone: tzinfo, fold: int) -> timedelta:
 
 
 def _instant(wall: datetime, zone: tzinfo) -> datetime:
-    """Return the instant of a wall time: its first pass, or the jump of the clock that left it out."""
+    """Return the instant of a wall time: its first pass, or the jump of the clock that skipped it."""
     before, after = _offset_of(wall, zone, 0), _offset_of(wall, zone, 1)
     instant = wall.replace(tzinfo=UTC) - before
     if before >= after:
         return instant
-    # Left out (the two passes swap their offsets): the jump lies between the two readings.
+    # Skipped (the folds have swapped offsets): the jump is between the two readings.
     return _first_change(wall.replace(tzinfo=UTC) - after, instant, zone) or instant
 
 
@@ -221,7 +221,7 @@ def _first_change(start: datetime, end: datetime, zone: tzinfo) -> datetime | No
     """Return the first instant in (start, end] at which the zone changes its offset, to the second, or None."""
     offset, low = _offset(start, zone), start
     while low < end:
-        # Zones change days apart at the closest.
+        # Changes of a zone are at least days apart.
         high = min(low + DAY, end)
         if _offset(high, zone) != offset:
             while high - low > SECOND:

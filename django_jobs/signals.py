@@ -1,8 +1,8 @@
 """The signals of a job's life, how they are sent, and the receivers that log each ended run.
 
 All are sent with `send_robust`, sender = the `Job`, arguments `execution` and `job`; `job_failed` adds `exception` and
-`will_retry`. `job_pushed` comes right after the INSERT, inside the caller's transaction, which may still roll back;
-the others come after the write they tell of, and never for a run that was lost.
+`will_retry`. `job_pushed` is sent right after the INSERT, inside the caller's transaction, which may still roll back;
+the others are sent after the write that they report, and never for a run that was lost.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ MESSAGE_LENGTH = 500
 
 
 def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -> None:
-    """Send one of the signals above; nothing a receiver raises comes out. Costs next to nothing without receivers."""
+    """Send one of the signals above; never raises, whatever receivers do. Costs next to nothing without receivers."""
     if not signal.receivers:
         return
-    # using() makes copies of a job; receivers connect to the job itself, and are found by identity.
+    # Receivers connect to the job itself and are found by identity, but using() makes copies.
     sender = job.base
     try:
         answers: list[tuple[Any, Any]] = signal.send_robust(sender=sender, execution=execution, job=sender, **extra)
@@ -69,19 +69,19 @@ def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -
 
 
 def is_heard(signal: Signal, job: Job[...]) -> bool:
-    """Whether anybody receives one of the signals above for this job."""
+    """Whether one of the signals above has a receiver for this job."""
     return bool(signal.receivers) and signal.has_listeners(job.base)
 
 
 def connect_logging() -> None:
-    """Log one line for each ended run on the logger `django_jobs.runs`; called once, when the app is ready."""
+    """Log one line per ended run on the logger `django_jobs.runs`; called once, when the app is ready."""
     job_succeeded.connect(log_success, dispatch_uid="django_jobs.log_success")
     job_failed.connect(log_failure, dispatch_uid="django_jobs.log_failure")
     job_cancelled.connect(log_cancel, dispatch_uid="django_jobs.log_cancel")
 
 
 def log_success(execution: JobExecution, **kwargs: Any) -> None:
-    """Log a run that ended well at INFO."""
+    """Log a successful run at INFO."""
     if runs.isEnabledFor(logging.INFO):
         runs.info("ok %s", _run(execution))
 
@@ -101,7 +101,7 @@ def log_failure(
 ) -> None:
     """Log a failed run: one line at WARNING if it will be retried, else at ERROR with the traceback.
 
-    Messages and tracebacks of sensitive jobs stay out: both quote what the handler worked with.
+    Without message and traceback for sensitive jobs, as both quote the handler's data.
     """
     level = logging.WARNING if will_retry else logging.ERROR
     if not runs.isEnabledFor(level):
@@ -112,7 +112,7 @@ def log_failure(
     elif job.sensitive:
         runs.log(level, "failed %s: %s", what, type(exception).__name__)
     else:
-        # A worker's death has no traceback; neither has a failure that another attempt may mend.
+        # A lost worker has no traceback, and a failure that will be retried does not need one.
         trace = exception if exception.__traceback__ is not None and not will_retry else None
         message = clean_text(exception, MESSAGE_LENGTH)
         runs.log(level, "failed %s: %s: %s", what, type(exception).__name__, message, exc_info=trace)
@@ -123,7 +123,7 @@ def _run(execution: JobExecution) -> str:
     if not execution.attempt:
         return f"{text} before its first attempt"
     if execution.started_at is None:
-        # It was cancelled while it waited for the next one.
+        # It was cancelled while it waited for the next attempt.
         return f"{text} after attempt {execution.attempt}/{execution.max_attempts}"
     text += f" attempt {execution.attempt}/{execution.max_attempts}"
     # A run that will be retried has no completed_at.

@@ -1,4 +1,4 @@
-"""The statuses of an execution, the legal moves between them, and why rows are set aside or ticks left out."""
+"""The statuses of an execution, the transitions between them, and the reasons for parked rows and skipped ticks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Status(TextChoices):
-    """Where an execution stands; each comment says who moves a row out of it."""
+    """The status of an execution; each comment says who moves a row out of it."""
 
     PENDING = "pending", _("pending")  # a worker, by claiming it
     RUNNING = "running", _("running")  # the worker that owns it, or a rescue when that worker is dead
@@ -24,7 +24,7 @@ LIVE: frozenset[Status] = frozenset({Status.PENDING, Status.RUNNING, Status.SCHE
 
 
 class Parked(TextChoices):
-    """Why a scheduled row waits for something else than its time; each comment says what brings it back."""
+    """Why a scheduled row waits for something other than its time; each comment says what brings it back."""
 
     PAUSED = "paused", _("paused")  # its job is resumed
     UNKNOWN = "unknown", _("no worker knows the job")  # a worker lists its name
@@ -32,7 +32,7 @@ class Parked(TextChoices):
 
 
 class Skip(TextChoices):
-    """Why a cron tick became no row."""
+    """Why a cron tick did not become a row."""
 
     OVERLAP = "overlap", _("one still lived")
     MISFIRE = "misfire", _("nobody fired it in time")
@@ -41,7 +41,7 @@ class Skip(TextChoices):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One legal move: the verb that makes it, the statuses it starts from and those it may end in."""
+    """One transition: its verb, the statuses it starts from and those it may end in."""
 
     verb: str
     sources: frozenset[Status]

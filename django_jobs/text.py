@@ -1,17 +1,17 @@
-"""Make text fit for every database (no NUL, no lone surrogates, bounded) or for one line of a log."""
+"""Make text storable in every database (no NUL, no lone surrogates, bounded), or fit for one line of a log."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-# PostgreSQL refuses NUL in text, and neither JSONB nor UTF-8 know lone surrogates.
+# PostgreSQL refuses NUL in text; neither JSONB nor UTF-8 allow lone surrogates.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
 
 def clean_text(value: object, limit: int) -> str:
-    """Return `value` as storable text of at most `limit` characters; what is cut off is marked by "…".
+    """Return `value` as storable text of at most `limit` characters; "…" marks a cut.
 
     Never raises: an object whose `str()` fails gives "<str() failed>".
     """
@@ -22,7 +22,7 @@ def clean_text(value: object, limit: int) -> str:
 
 
 def clean_middle(value: object, limit: int) -> str:
-    """Return `value` as storable text of about `limit` characters at most; a marker stands for the middle cut out."""
+    """Return `value` as storable text of at most about `limit` characters; a marker replaces a cut middle."""
     text = _as_text(value)
     if len(text) > limit:
         half = limit // 2
@@ -31,17 +31,17 @@ def clean_middle(value: object, limit: int) -> str:
 
 
 def some(names: Sequence[object], most: int) -> str:
-    """Return the first `most` of these, separated by commas; "…" stands for the others."""
+    """Return the first `most` of these, separated by commas, with "…" for the others."""
     return ", ".join([*map(str, names[:most]), *(["…"] if len(names) > most else [])])
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error without its line breaks; the name of its class where it has no text."""
+    """Return the text of an error without line breaks, or the name of its class if there is no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def storable(text: str) -> str:
-    """Return the text with everything replaced that some database refuses."""
+    """Return the text with every character replaced that some database refuses."""
     if text.isascii() and "\0" not in text:
         return text
     return _UNSTORABLE.sub(_REPLACEMENT, text)
@@ -50,7 +50,7 @@ def storable(text: str) -> str:
 def _as_text(value: object) -> str:
     try:
         text = value if isinstance(value, str) else str(value)
-        # A subclass of str may override anything; what goes on from here is a plain string.
+        # A subclass of str may override anything; make it a plain string.
         return text if type(text) is str else str.__getitem__(text, slice(None))
     except BaseException:  # noqa: BLE001 - str() of a user's object may raise anything
         return "<str() failed>"

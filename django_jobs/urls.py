@@ -1,4 +1,4 @@
-"""The URLs to include where jobs are driven over HTTP: path("jobs/", include("django_jobs.urls"))."""
+"""The URLs to include if jobs are run over HTTP: path("jobs/", include("django_jobs.urls"))."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from django.urls import re_path
 from django_jobs import views
 
 app_name = "django_jobs"
-# With the slash or without: a redirect to the other one would tell that it is there.
+# With or without the slash: a redirect from one to the other would reveal that the URL exists.
 urlpatterns = [re_path(r"^run/?$", views.run, name="run")]

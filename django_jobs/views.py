@@ -1,4 +1,4 @@
-"""Do what is due when a platform's cron calls a URL; for projects that have no process of their own for `runjobs`."""
+"""Do what is due when a platform's cron calls a URL; for projects without a process for `runjobs`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from django.views.decorators.debug import sensitive_variables
 from django_jobs.conf import get_settings
 from django_jobs.runtime.serverless import Failure, run_within
 
-# Many platforms end a request after a minute.
+# Seconds; many platforms end a request after a minute.
 MAX_TIME = 50
-# Below, nothing is left beside an orderly end; above, a `runjobs --once` is the better way.
+# Seconds; less leaves no time beside an orderly end, and for more `runjobs --once` is better.
 MAX_TIMES = range(8, 901)
 MAX_JOBS = range(1, 1_000_001)
 
 logger = logging.getLogger("django_jobs")
 
-# Anybody may ask without the secret: one line in this many seconds.
+# Seconds between log lines of a kind, as anybody may call without the secret.
 LOG_INTERVAL = 60.0
 # When each line was logged last, by time.monotonic().
 _logged: dict[str, float] = {}
@@ -34,7 +34,7 @@ View = Callable[..., HttpResponseBase]
 
 
 def _outside_transactions(view: View) -> View:
-    """Leave a view out of ATOMIC_REQUESTS, on every database that has it."""
+    """Exempt a view from ATOMIC_REQUESTS, on every database that has it."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
@@ -44,13 +44,13 @@ def _outside_transactions(view: View) -> View:
 @csrf_exempt
 @login_not_required
 def run(request: HttpRequest) -> HttpResponse:
-    """Fire due ticks, take over from dead processes, run what is due; answer with counts, as JSON.
+    """Fire due ticks, take over from dead processes, run due executions; answer with counts, as JSON.
 
-    GET, as some platforms' cron has it, or POST, with the header `Authorization: Bearer <CRON_SECRET>`: to anybody else
-    there is no such URL. `?max_time=` seconds bound the whole call, 8 to 900, and `?max_jobs=` the number of runs.
+    GET, which some platforms' cron uses, or POST, with the header `Authorization: Bearer <CRON_SECRET>`; without it,
+    the answer is a 404. `?max_time=` bounds the whole call, 8 to 900 seconds, `?max_jobs=` the number of runs.
     """
     if not _is_authorised(request):
-        # As for a URL that no pattern matches, whatever the project's own page makes of that.
+        # As for a URL that no pattern matches, so that the project's own 404 page is the same.
         raise Resolver404
     if request.method not in {"GET", "POST"}:
         return HttpResponseNotAllowed(["GET", "POST"])
@@ -70,14 +70,14 @@ def run(request: HttpRequest) -> HttpResponse:
 def _is_authorised(request: HttpRequest) -> bool:
     secret = get_settings().cron_secret
     if secret is None:
-        _log("The URL of django_jobs was asked without CRON_SECRET being set: to everybody it is a 404.")
+        _log("The URL of django_jobs was called, but CRON_SECRET is not set: everybody gets a 404.")
         return False
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    # Servers hand over the bytes of a header as Latin-1.
+    # Servers decode the bytes of a header as Latin-1.
     right = constant_time_compare(token.strip().encode("latin-1", "replace"), secret.encode())
     if right and scheme.lower() == "bearer":
         return True
-    _log("The URL of django_jobs was asked with no or a wrong secret, which is answered by 404.", every=LOG_INTERVAL)
+    _log("The URL of django_jobs was called without the right secret: the answer was a 404.", every=LOG_INTERVAL)
     return False
 
 

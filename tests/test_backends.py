@@ -117,7 +117,7 @@ class TestDefinition:
             tasks.add.using(run_after=timezone.now().replace(tzinfo=None))
 
     def test_a_generator_is_refused_by_name(self, tasks: Any) -> None:
-        with pytest.raises(InvalidTask, match="generate: a generator cannot be a handler"):
+        with pytest.raises(InvalidTask, match="generate: a generator is no handler"):
             task(generate)
 
     def test_a_name_that_no_row_can_have_is_refused_with_the_mend(
@@ -263,7 +263,7 @@ class TestGetResult:
     def test_a_plain_job_is_no_task(self, tasks: Any) -> None:
         made = job(name="tests.plain")(plain)
         for row in (made.push(), JobExecutionFactory(job_name="tests.gone")):
-            with pytest.raises(TaskResultDoesNotExist, match=rf"{row.job_name} {row.pk} is an execution of no task"):
+            with pytest.raises(TaskResultDoesNotExist, match=rf"{row.job_name} {row.pk} belongs to no task"):
                 backend().get_result(str(row.pk))
 
     def test_the_result_of_another_task_is_a_mismatch(self, tasks: Any) -> None:
@@ -399,13 +399,13 @@ class TestRun:
             ("inf", r"result\.x\.y: inf is not JSON"),
             ("decimal", r"result\.total: Decimal has no JSON form"),
             ("object", r"result: object has no JSON form"),
-            ("nul", r"result\[1\]: holds a NUL"),
-            ("surrogate", r"result: holds a lone surrogate"),
+            ("nul", r"result\[1\]: contains a NUL"),
+            ("surrogate", r"result: contains a lone surrogate"),
             ("key", r"result: has the key 1, int"),
             ("large", r"result: is 300002 bytes of JSON; PAYLOAD_MAX_BYTES allows 262144"),
             ("spaced", r"result: is 360000 bytes of JSON"),
             ("wide", r"result: is beyond 64 bits"),
-            ("bytes", r"result: holds bytes that are no UTF-8"),
+            ("bytes", r"result: contains bytes that are not UTF-8"),
             ("set", r"result: set has no JSON form"),
             ("endless", r"holds itself"),
         ],
@@ -413,13 +413,13 @@ class TestRun:
     def test_what_cannot_be_stored_ends_the_run_as_an_error(
         self, tasks: Any, what: str, reason: str, name: str
     ) -> None:
-        """A value that is no JSON left the row running for ever, or was dropped without a word."""
+        """A value that is not JSON left the row running for ever, or was dropped without a word."""
         with a_worker():
             result = finished(getattr(tasks, name).enqueue(what))
         (error,) = result.errors
         assert (result.status, error.exception_class_path) == (FAILED, "django_jobs.exceptions.InvalidResult")
         row = row_of(result)
-        assert row.error.startswith(f"InvalidResult: {PATH}.{name} returned what cannot be stored: result")
+        assert row.error.startswith(f"InvalidResult: {PATH}.{name}: its return value cannot be stored: result")
         assert row.result is None
         assert re.search(reason, row.error)
         assert_consistent()
@@ -599,7 +599,7 @@ class TestRetention:
             made = registry.get(f"{PATH}.add")
             retention.trim(made.name, Status.OK, made.retention(Status.OK), None, now=now, using="default")
             assert tasks.add.get_result(str(new.pk)).status == SUCCESSFUL
-            with pytest.raises(TaskResultDoesNotExist, match="may not be kept"):
+            with pytest.raises(TaskResultDoesNotExist, match="may no longer be kept"):
                 tasks.add.get_result(str(old.pk))
 
 

@@ -287,7 +287,7 @@ def test_every_message_is_one_sentence_with_a_hint_and_an_id(settings: Any) -> N
     [
         ("short", "fewer than 16 characters"),
         ("s\u00e9same-ouvre-toi-maintenant", "cannot send in a header"),
-        ("open sesame, if you please\n", "white space"),
+        ("open sesame, if you please\n", "whitespace"),
     ],
 )
 def test_a_cron_secret_that_protects_badly_is_warned_about_and_not_shown(

@@ -180,7 +180,7 @@ def test_a_direct_call_of_an_async_handler_is_awaited() -> None:
         ({"aliases": "old"}, "aliases='old'; expected a list"),
         ({"aliases": ["no good"]}, "alias='no good'"),
         ({"description": 5}, "description=5"),
-        ({"cron": "0 0 31 2 *"}, r"cron='0 0 31 2 \*' never comes"),
+        ({"cron": "0 0 31 2 *"}, r"cron='0 0 31 2 \*' never occurs"),
         ({"cron": "0 0 * * *", "timezone": "Mars"}, "timezone='Mars' is not known"),
         ({"cron": "0 0 * * *", "misfire": "never"}, "misfire='never'"),
         ({"cron": "0 0 * * *", "misfire_grace": -1}, "misfire_grace is -1"),
@@ -231,8 +231,8 @@ async def agenerator() -> Any:
         (functools.partial(nothing), "decorates a plain function"),
         (len, "decorates a plain function"),
         (Callable.method, "a method cannot be a handler"),
-        (generator, "a generator cannot be a handler"),
-        (agenerator, "a generator cannot be a handler"),
+        (generator, "a generator is no handler"),
+        (agenerator, "a generator is no handler"),
     ],
 )
 def test_what_is_no_plain_function_is_refused(func: Any, message: str) -> None:

@@ -112,7 +112,7 @@ def test_a_list_is_narrowed_by_every_filter(own_jobs: None) -> None:
     assert ids("--key", "k") == set()
     assert ids("--key", "k", "--organization", "o") == {str(new.pk)}
     assert ids("--since", "2h") == {str(new.pk), str(parked.pk)}
-    assert jobs("list", "--status", "cancelled") == "There is no such execution.\n"
+    assert jobs("list", "--status", "cancelled") == "No execution matches.\n"
 
 
 def test_the_first_day_there_was_narrows_nothing() -> None:
@@ -137,9 +137,9 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("list", "--since", "soon"), "2026-03-01T12:00"),
         (("list", "--since", "3 fortnights"), "expected seconds"),
         (("list", "--since", "2026-02-30"), "expected a length of time"),
-        (("list", "--since", "99999999d"), "before there were dates"),
+        (("list", "--since", "99999999d"), "outside the years"),
         (("list", "--jobs", "--queue", "mail"), "no filter of executions"),
-        (("show", "7"), "'7' is not an id"),
+        (("show", "7"), "'7' is not the id of an execution"),
         (("show", "018f0000-0000-7000-8000-000000000000"), "There is no execution 018f0000"),
         (("push", "acc.mrk"), "did you mean 'acc.mark'?"),
         (("push", "acc.mark", "--payload", "{"), "is not JSON"),
@@ -149,9 +149,9 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("push", "acc.mark", "--delay", "later"), "--delay is 'later'"),
         (("push", "shop.nightly"), "manage.py jobs trigger shop.nightly"),
         (("trigger", "acc.mark"), "manage.py jobs push acc.mark"),
-        (("cancel",), "one of the two"),
-        (("cancel", "7", "--job", "acc.mark"), "one of the two"),
-        (("retry", "7"), "'7' is not an id"),
+        (("cancel",), "either ids or filters"),
+        (("cancel", "7", "--job", "acc.mark"), "either ids or filters"),
+        (("retry", "7"), "'7' is not the id of an execution"),
         (("retry", "--job", "acc.mark"), "Add --yes"),
         (("pause",), "--queue"),
         (("pause", "acc.mrk"), "did you mean 'acc.mark'?"),
@@ -160,13 +160,13 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("tail", "--limit", "-1"), "from 0 to 1000000"),
         (("tail", "--limit", "1" + 30 * "0"), "from 0 to 1000000"),
         (("list", "--limit", "1" + 30 * "0"), "from 1 to 1000000"),
-        (("list", "--since", "9999-12-31T23:59:59-12:00"), "no dates so far away"),
-        (("list", "--since", "0001-01-01T00:00+14:00"), "no dates so far away"),
+        (("list", "--since", "9999-12-31T23:59:59-12:00"), "outside the years"),
+        (("list", "--since", "0001-01-01T00:00+14:00"), "outside the years"),
         # What Python makes of bytes on a command line that are no UTF-8.
-        (("list", "--key", "\udcff"), "holds what is not text"),
-        (("list", "--key", "k", "--organization", "\udcff"), "holds what is not text"),
-        (("list", "--queue", "\udcff"), "holds what is not text"),
-        (("list", "--organization", "\udcff"), "holds what is not text"),
+        (("list", "--key", "\udcff"), "holds what is no text"),
+        (("list", "--key", "k", "--organization", "\udcff"), "holds what is no text"),
+        (("list", "--queue", "\udcff"), "holds what is no text"),
+        (("list", "--organization", "\udcff"), "holds what is no text"),
         (("list", "--job", "\udcff"), "No job is called"),
         (("pause", "\udcff"), "No job is called"),
         (("resume", "\udcff"), "No job is called"),
@@ -185,7 +185,7 @@ def test_the_beginning_of_one_id_shows_that_execution() -> None:
     assert str(row.pk) in jobs("show", row.pk.hex[:8].upper())
     assert "none begins with it" in refused(2, "show", "ffffff")
     # Too short to mean one.
-    assert "at least the first 6 digits" in refused(2, "show", str(row.pk)[:5])
+    assert "is not the id of an execution" in refused(2, "show", str(row.pk)[:5])
 
 
 def test_the_beginning_of_several_ids_names_the_newest_of_them() -> None:
@@ -290,7 +290,7 @@ def test_executions_are_cancelled_by_id_and_those_that_were_not_are_named() -> N
     with pytest.raises(CommandError, match=r"2 cancelled .*, 2 skipped") as caught:
         call_command("jobs", "cancel", *map(str, ids), "--by", "ops", stderr=err)
     assert caught.value.returncode == 1
-    assert f"{done} cannot be cancelled: it is ok already." in err.getvalue()
+    assert f"{done} cannot be cancelled: it is already ok." in err.getvalue()
     assert f"There is no execution {ids[3]}" in err.getvalue()
     assert (status(waiting), waiting.cancelled_by_name) == (Status.CANCELLED, "ops")
     assert status(running) == Status.RUNNING
@@ -340,12 +340,12 @@ def test_nothing_runs_in_the_process_of_the_command_in_direct_mode(settings: Any
 def test_jobs_and_queues_are_paused_and_resumed(own_jobs: None) -> None:
     assert jobs("pause", "shop.receipt", "--by", "ops") == "shop.receipt is paused.\n"
     assert JobState.objects.get().paused_by_name == "ops"
-    assert "was paused before" in refused(1, "pause", "shop.receipt")
+    assert "was already paused" in refused(1, "pause", "shop.receipt")
     assert read("resume", "shop.receipt")["changed"] is True
     assert "was not paused" in refused(1, "resume", "shop.receipt")
     assert jobs("pause", "--queue", "mail") == "The queue mail is paused.\n"
     assert QueueState.objects.get().paused_at is not None
-    assert jobs("resume", "--queue", "mail") == "The queue mail is resumed.\n"
+    assert jobs("resume", "--queue", "mail") == "The queue mail was resumed.\n"
     # Whoever pushes may choose any queue, but this is more likely a slip.
     text = jobs("pause", "--queue", "mial")
     assert text.startswith("The queue mial is paused; no job here declares it (declared: ")
@@ -369,9 +369,9 @@ def test_what_is_left_of_unknown_jobs_is_purged_with_counts() -> None:
     assert "Add --yes" in refused(2, "purge", "--unregistered")
     text = jobs("purge", "--unregistered", "--yes")
     assert ["old.gone", "1", "1", "1"] in [line.split() for line in text.splitlines()]
-    assert "2 deleted, 1 that wait or run were left alone" in text
+    assert "2 deleted, 1 that are waiting or running were left alone" in text
     assert JobExecution.objects.filter(pk=kept.pk).exists()
-    assert "Nothing was purged, 1 that wait or run" in refused(1, "purge", "--unregistered", "--yes")
+    assert "Nothing was purged, 1 that are waiting or running" in refused(1, "purge", "--unregistered", "--yes")
 
 
 def test_nothing_to_purge_is_no_failure() -> None:

@@ -467,7 +467,7 @@ def test_a_reload_waits_while_a_source_is_wrong_and_ctrl_c_leaves_no_row_running
     """Faults: the first mistake that was saved ended it; Ctrl-C killed it before it had handed back what ran."""
     process, module = reloading
     save(module, "def new(:\n")
-    wait_for(lambda: "begins anew when a source file changes" in process.output, 20, "it waits for a change")
+    wait_for(lambda: "restarts when a source file changes" in process.output, 20, "it waits for a change")
     assert "SyntaxError" in process.output
     save(module, NEW_JOB)
     wait_for(lambda: Worker.objects.filter(stopped_at=None).exists(), 20, "a new process is there")
@@ -488,7 +488,7 @@ def test_a_reload_that_starts_with_a_wrong_source_waits_for_its_mend(
 ) -> None:
     """Fault: what later only had it wait for a change ended it at the very first start."""
     process, module = reload(runjobs, tmp_path, source)
-    wait_for(lambda: "begins anew when a source file changes" in process.output, 20, "it waits for a change")
+    wait_for(lambda: "restarts when a source file changes" in process.output, 20, "it waits for a change")
     assert process.output.count("Traceback") == 1
     assert "raised while importing the jobs of app 'reloaded'" in process.output
     save(module, NEW_JOB)
@@ -512,7 +512,7 @@ def test_call_command_raises_what_a_person_would_read(transactional_db: None) ->
 def test_call_command_does_not_start_the_command_line_of_somebody_else_again(
     transactional_db: None, option: str
 ) -> None:
-    with pytest.raises(CommandError, match="from the command line only"):
+    with pytest.raises(CommandError, match="only from the command line"):
         call_command("runjobs", option)
 
 

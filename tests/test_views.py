@@ -168,10 +168,10 @@ class TestWhoMayCall:
             return found
 
         (line,) = lines()
-        assert "without CRON_SECRET being set" in line
+        assert "CRON_SECRET is not set" in line
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "CRON_SECRET": SECRET}
         (line,) = lines()
-        assert "no or a wrong secret" in line
+        assert "called without the right secret" in line
         assert lines() == []
         monkeypatch.setattr("django_jobs.views.LOG_INTERVAL", 0.0)
         assert len(lines()) == 2

@@ -1,4 +1,4 @@
-"""What the pages of executions and workers share: nothing is edited, reads are bounded and on the jobs' database."""
+"""The base of all pages: nothing can be edited; reads are bounded and go to the database of the jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ else:
 
 
 class BoundedPaginator(BasePaginator):
-    """A paginator that stops counting at 10,000 rows, since a full count of a large table takes seconds."""
+    """A paginator that stops counting at 10,000 rows: a full count of a large table takes seconds."""
 
     @cached_property
     def _counted(self) -> int:
@@ -42,16 +42,16 @@ class BoundedPaginator(BasePaginator):
 
     @property
     def has_more(self) -> bool:
-        """Whether there are rows beyond those that were counted."""
+        """Whether there are more rows than were counted."""
         return self._counted > COUNTED
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """Pages to look at; what can be done about a row are actions that call services."""
+    """Pages without forms: whatever changes a row is an action or a button that calls a service."""
 
     paginator = BoundedPaginator
     show_full_result_count = False
-    # Counts per filter choice would be one scan each.
+    # Facets would cost one scan per filter choice.
     show_facets = admin.ShowFacets.NEVER
     list_per_page = 100
     list_max_show_all = 200
@@ -60,12 +60,12 @@ class ReadOnlyAdmin(ModelAdmin):
         css = {"all": ["django_jobs/admin.css"]}
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet[Any]:
-        # Where the verbs write, not a replica: after a button the page has to show what it did.
+        # The database that services write to, not a replica: after a button the page has to show its effect.
         return super().get_queryset(request).using(jobs_alias())
 
     def message_user(self, request: HttpRequest, message: Any, *args: Any, **kwargs: Any) -> None:
         text = str(message)
-        # Django's page makes the first letter of a message large, but the name of a job is to be read as it is.
+        # Django capitalizes the first letter of a message, but a job's name has to be shown as it is.
         shown = text if capfirst(text) == text else format_html("<span>{}</span>", text)
         super().message_user(request, shown, *args, **kwargs)
 
@@ -79,6 +79,6 @@ class ReadOnlyAdmin(ModelAdmin):
         return False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # A function, so that only a page which is really shown asks.
+        # A callable, so that the query is made only if the page is really rendered.
         context = {"outages": outages, "title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
         return super().changelist_view(request, context)

@@ -1,4 +1,4 @@
-"""Actions on many executions: bounded, by the services, with a history entry per row and one message with counts."""
+"""Actions on many executions: bounded, through the services, with a history entry per row and counts in the message."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.utils.functional import _StrPromise
 
-# "Select all" may mean a million rows: what one request does has an end, and the message says so.
+# "Select all" may mean a million rows: one request does no more than this, and its message says so.
 LIMIT = 10_000
-# On the page that asks whether to delete, each row is a line.
+# The page that confirms a deletion shows a line per row.
 LISTED = 1_000
 BATCH = 500
-# Rows with keys go one by one; a proxy waits for half a minute, as a rule.
+# Seconds. Rows with keys are handled one by one, and a proxy usually gives up after half a minute.
 BUDGET = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A service for many rows, and how it is told."""
+    """A service for many rows, and the words for its outcome."""
 
     run: Callable[..., Report]
     done: _StrPromise
@@ -54,7 +54,7 @@ RETRY = Action(
 
 
 def run(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet, action: Action) -> None:
-    """Do it to the chosen rows, newest first, and say what became of them."""
+    """Apply the action to the chosen rows, newest first, and report what became of them."""
     rows, is_cut = bounded(chosen, LIMIT)
     done, skipped, was_running = 0, Counter[str](), False
     deadline = time.monotonic() + BUDGET
@@ -78,13 +78,13 @@ def run(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet,
 
 
 def delete(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet) -> None:
-    """Delete the finished ones among the chosen rows; the others stay, and are counted."""
+    """Delete those of the chosen rows that are finished, and report how many were not."""
     rows, is_cut = bounded(chosen, LISTED)
     deleted, kept = 0, 0
     for batch in _batches(rows):
         ids = [row.pk for row in batch]
         deleted += by_ids(ids).delete_finished()
-        # A row that somebody queued again in between is still there.
+        # A row that was queued again in the meantime is still there.
         left = set(by_ids(ids).values_list("pk", flat=True))
         kept += len(left)
         log(request, [row for row in batch if row.pk not in left], DELETION, "")
@@ -95,7 +95,7 @@ def delete(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQueryS
 
 
 def deletable(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet) -> ExecutionQuerySet | None:
-    """Return the rows to ask about before they are deleted, and say which are left out; None when there are none."""
+    """Return the rows whose deletion is to be confirmed (None: there are none), and report how many are left out."""
     rows, is_cut = bounded(chosen, LISTED)
     done = [row.pk for row in rows if row.is_final]
     parts = []
@@ -120,7 +120,7 @@ def bounded(chosen: ExecutionQuerySet, limit: int) -> tuple[list[JobExecution], 
 
 
 def by_ids(ids: Iterable[UUID]) -> ExecutionQuerySet:
-    """Return the set of these rows, where the verbs write."""
+    """Return these rows as a queryset on the database that the services write to."""
     return JobExecution.objects.using(jobs_alias()).filter(pk__in=list(ids))
 
 

@@ -1,4 +1,4 @@
-"""The columns of the list of executions and the facts of one, each as a method of the admin class."""
+"""The columns of the list of executions and the fields of one execution, each a method of the admin class."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ OPTIONAL = {
 
 
 class ExecutionColumns:
-    """Mixed into the admin class; none of these reads payload, logs, errors or result."""
+    """Mixed into the admin class; no column reads payload, logs, errors or result."""
 
     admin_site: admin.AdminSite
 
     def url(self, pk: Any, verb: str = "change") -> str:
-        """Return the address of the page, or of a button, of one execution."""
+        """Return the URL of an execution's page, or of one of its buttons."""
         return reverse(f"admin:django_jobs_jobexecution_{verb}", args=(pk,), current_app=self.admin_site.name)
 
     def list_url(self) -> str:
-        """Return the address of the list."""
+        """Return the URL of the list."""
         return reverse("admin:django_jobs_jobexecution_changelist", current_app=self.admin_site.name)
 
     def without_empty(self, fieldsets: Any, obj: JobExecution) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -75,7 +75,7 @@ class ExecutionColumns:
 
     @admin.display(description=_("job"))
     def job_in_short(self, obj: JobExecution) -> str:
-        # What is as usual goes without saying: these are the columns that fit beside the filters.
+        # Only what differs from the default: there is no room for more columns beside the filters.
         unusual = [
             _("queue %s") % obj.queue if obj.queue != "default" else "",
             _("%s priority") % words.priority(obj) if obj.priority else "",
@@ -111,7 +111,7 @@ class ExecutionColumns:
     @admin.display(description=_("description"))
     def description(self, obj: JobExecution) -> str:
         job = registry.find(obj.job_name)
-        # Also when somebody marked it as safe: it is text here.
+        # escape(), not conditional_escape(): a description that was marked safe is still text here.
         return escape(job.description) if job else words.EMPTY
 
     @admin.display(description=_("worker"))
@@ -158,5 +158,5 @@ class ExecutionColumns:
 
 
 def now(obj: JobExecution) -> datetime:
-    """Return the time of the database this row came from; asks it at most once a minute."""
+    """Return the time of the database that this row came from, which is asked at most once a minute."""
     return clock.now(obj._state.db or jobs_alias())

@@ -1,4 +1,4 @@
-"""The pages of executions: a bounded list, one row in full, and what may be done by state and permission."""
+"""The pages of executions: a bounded list, one row in full, and the actions that state and permissions allow."""
 
 from __future__ import annotations
 
@@ -109,19 +109,19 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
 
     @method_decorator(require_POST)
     def press(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """Do what a button says and go back to the page, with a message; pressing twice is up to the service."""
+        """Do what the button says and go back to the page with a message; the service makes a double click harmless."""
         operation = OPERATIONS[verb]
         execution = self.get_object(request, unquote(object_id))
         if not (self.has_view_permission(request, execution) and self._may(request, operation.permission)):
             raise PermissionDenied
         if execution is None:
-            self.message_user(request, _("This execution is not there any more."), messages.WARNING)
+            self.message_user(request, _("This execution does not exist any more."), messages.WARNING)
             return HttpResponseRedirect(self.list_url())
         shown = self._operate(request, operation, execution)
         return HttpResponseRedirect(self._with_filters(request, self.url(shown.pk)))
 
     def _with_filters(self, request: HttpRequest, url: str) -> str:
-        # Back from the page the list is as it was filtered.
+        # Going back from the page leads to the list as it was filtered.
         context: dict[str, Any] = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
         return str(add_preserved_filters(context, url))
 
@@ -153,7 +153,7 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
 
     def delete_model(self, request: HttpRequest, obj: JobExecution) -> None:
         if not bulk.by_ids([obj.pk]).delete_finished():
-            # Somebody queued it again since the page asked; the log entry of the deletion is rolled back with this.
+            # It was queued again after the page was shown; this also rolls back the log entry of the deletion.
             raise PermissionDenied
 
     @admin.action(permissions=["cancel"], description=_("Cancel selected executions"))
@@ -172,5 +172,5 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
         rows = bulk.deletable(self, request, queryset)
         if rows is None:
             return None
-        # Django's own page asks whether it is meant.
+        # Django's own page asks for confirmation.
         return django_delete_selected(self, request, rows)

@@ -1,4 +1,4 @@
-"""How values look on the admin pages as HTML; every function escapes what it is given."""
+"""Values as HTML for the admin pages; every function escapes its arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django_jobs.reading.words import age, moment, state
 
 
 def badge(execution: JobExecution, now: datetime) -> SafeString:
-    """Return the status as a coloured word, with what keeps the row from moving on behind it."""
+    """Return the status as a coloured word, followed by what keeps the row from moving on, if anything."""
     kind, word, note = state(execution, now)
     mark = format_html('<span class="dj-badge dj-{}">{}</span>', kind, word)
     return format_html('{} <span class="dj-note">{}</span>', mark, note) if note else mark
 
 
 def ago(value: datetime, now: datetime) -> SafeString:
-    """Return how long ago an instant was, with the instant itself as its title."""
+    """Return how long ago an instant was, with the instant itself as the tooltip."""
     return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), moment(value), age(value, now))

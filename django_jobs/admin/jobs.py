@@ -1,4 +1,4 @@
-"""The page of jobs: one line for each that the code registers, with schedule, figures and buttons; and the queues."""
+"""The page of jobs: a line for each registered job with schedule, counts and buttons; below them, the queues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobsAdmin(ReadOnlyAdmin):
         return request.user.has_perm(f"{self.opts.app_label}.{permission}_{JobExecution._meta.model_name}")
 
     def get_urls(self) -> list[URLPattern]:
-        # No pages of single rows: what there is to see of a job is in its line.
+        # No page for a single row: all there is to see of a job is in its line.
         wrap, prefix = self.admin_site.admin_view, f"{self.opts.app_label}_{self.opts.model_name}"
         return [
             path("", wrap(self.changelist_view), name=f"{prefix}_changelist"),
@@ -85,7 +85,7 @@ class JobsAdmin(ReadOnlyAdmin):
             "media": self.media,
             "outages": outages,
             "page": page,
-            # What buttons add to their address, so that one comes back to this page.
+            # Added to the URL of each button, so that it leads back to this page.
             "back": f"?p={page.number}" if page.number > 1 else "",
             "overview": overview(
                 list(page), using=jobs_alias(), list_url=list_url, may_run=self.has_trigger_permission(request)
@@ -99,7 +99,7 @@ class JobsAdmin(ReadOnlyAdmin):
 
     @method_decorator(require_POST)
     def run_now(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Run a cron job, or a pushed one that takes nothing, and go back to the list with a message."""
+        """Run a cron job, or a pushed one without required parameters, and go back to the list with a message."""
         if not self.has_trigger_permission(request):
             raise PermissionDenied
         try:
@@ -115,9 +115,9 @@ class JobsAdmin(ReadOnlyAdmin):
 
     @method_decorator(require_POST)
     def pause_selected(self, request: HttpRequest) -> HttpResponse:
-        """Pause or resume the chosen jobs, be it one by its button, and go back to the list with a message."""
+        """Pause or resume the selected jobs, or the one with the button, and go back to the list with a message."""
         verb = self._verb(request)
-        # Also names of the page that are registered no more; each once.
+        # Each once; including names that are no longer registered.
         names = dict.fromkeys(request.POST.getlist("job"))
         if names:
             pausing.apply_to_jobs(self, request, verb, names)
@@ -133,7 +133,7 @@ class JobsAdmin(ReadOnlyAdmin):
 
     @method_decorator(require_http_methods(["GET", "HEAD", "POST"]))
     def purge(self, request: HttpRequest) -> HttpResponse:
-        """Show what is left of jobs that nobody knows, or delete what of it was chosen and say how much."""
+        """Show the executions of unknown jobs, or delete those of the selected names and report how many."""
         if not self.has_purge_permission(request):
             raise PermissionDenied
         if request.method == "POST":

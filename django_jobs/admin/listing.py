@@ -1,4 +1,4 @@
-"""The list of executions in the admin: its order, its filters, and what an address may ask for."""
+"""The list of executions in the admin: its order, its filters, and the lookups that a URL may use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ExecutionChangeList(ChangeList):
     """Newest first, by the primary key: the ids are ordered by time."""
 
-    # Did a filter look at the newest rows only?
+    # Did a filter search the newest rows only?
     is_cut = False
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
@@ -37,7 +37,7 @@ class ExecutionChangeList(ChangeList):
 
 
 class _ValueFilter(admin.SimpleListFilter):
-    """A filter for one column by equality, whose choices come from the code, never from the table."""
+    """A filter for equality on one column, with choices that come from the code, never from the table."""
 
     def choices_known(self) -> Iterable[str]:
         raise NotImplementedError
@@ -55,7 +55,7 @@ class _ValueFilter(admin.SimpleListFilter):
 
 
 class _WindowFilter(_ValueFilter):
-    """A filter for a column that no index serves."""
+    """A filter on a column without an index: it searches the newest rows only."""
 
     is_cut = False
 
@@ -69,7 +69,7 @@ class _WindowFilter(_ValueFilter):
 
 
 class StatusFilter(admin.SimpleListFilter):
-    """Where a row stands; parked rows can be asked for by themselves."""
+    """The status of a row, with parked rows as a choice of their own."""
 
     title = gettext_lazy("status")
     parameter_name = "status"
@@ -82,7 +82,7 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class JobFilter(_ValueFilter):
-    """The jobs this process knows, and whatever name the address asks for."""
+    """The jobs this process knows, and whatever name the URL asks for."""
 
     title = gettext_lazy("job")
     parameter_name = "job_name"
@@ -102,7 +102,7 @@ class QueueFilter(_WindowFilter):
 
 
 class OrganizationFilter(_WindowFilter):
-    """Only on request of the address: organizations are the project's, and may be thousands."""
+    """Only by URL, without choices: organizations belong to the project, and there may be thousands."""
 
     title = gettext_lazy("organization")
     parameter_name = "organization_id"
@@ -115,6 +115,6 @@ FILTERS = (StatusFilter, JobFilter, QueueFilter, OrganizationFilter)
 
 
 def lookup_is_allowed(lookup: str) -> bool:
-    """Say whether the address may filter by this; one on payload or logs would reveal, bit by bit, what is masked."""
+    """Whether a URL may filter by this lookup; one on payload or logs would reveal, bit by bit, what is masked."""
     fields = {field.name for field in JobExecution._meta.get_fields()} | {"pk"}
     return lookup in {each.parameter_name for each in FILTERS} or lookup.split("__", maxsplit=1)[0] not in fields

@@ -1,4 +1,4 @@
-"""What a person may do to one execution, as data: the button, its permission, when it shows, the service behind it."""
+"""The buttons of an execution's page, as data: label, permission, when it is shown, and the service it calls."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Operation:
 
     verb: str
     label: _StrPromise
-    # The name in `<permission>_jobexecution`.
+    # The first part of the codename `<permission>_jobexecution`.
     permission: str
-    # Does the state of the row allow it? Only for showing the button: the service asks again, in its UPDATE.
+    # Does the row's state allow it? This decides only whether the button is shown: the service's UPDATE checks again.
     offered: Callable[[JobExecution], bool]
     run: Callable[[JobExecution, Any], JobExecution]
     done: Callable[[JobExecution], _StrPromise]
-    # What the row's history says.
+    # The entry in the row's history.
     log: _StrPromise
 
 
@@ -59,7 +59,7 @@ OPERATIONS = {
             offered=lambda row: row.status in LIVE and not row.is_cancelling,
             run=_cancel,
             done=lambda row: (
-                _("Cancel asked for: the handler has been told to stop.")
+                _("Cancellation requested: the handler has been told to stop.")
                 if row.status == Status.RUNNING
                 else _("Cancelled.")
             ),

@@ -1,4 +1,4 @@
-"""The page of jobs in words: what reading.overview knows, with the addresses and buttons of the page."""
+"""The context of the page of jobs: what reading.overview found, as text, with the URLs and buttons of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_jobs.reading.figures import Figure
     from django_jobs.reading.queues import QueueFacts
 
-# Names that nobody registered: each is one line, and there may be any number.
+# Unregistered names take a line each, and there may be any number of them.
 LISTED = 50
 
 
@@ -38,14 +38,14 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One registered job; the template writes it down."""
+    """One registered job, as the template shows it."""
 
     facts: JobFacts
     # Its executions.
     url: str
     live: list[Count]
     kept: list[Count]
-    # May the person who looks run it?
+    # May the user run it?
     may_run: bool
 
     @property
@@ -62,7 +62,7 @@ class Line:
 
     @property
     def description(self) -> str:
-        # Also when somebody marked it as safe: it is text here.
+        # escape(), not conditional_escape(): a description that was marked safe is still text here.
         return escape(self.job.description)
 
     @property
@@ -116,13 +116,13 @@ class Line:
 
     @property
     def has_button(self) -> bool:
-        """Whether a person may run it and there is nothing to fill in."""
+        """Whether the user may run it and it has no required parameter."""
         return self.may_run and not self.job.schema.required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLine:
-    """One queue; the template writes it down."""
+    """One queue, as the template shows it."""
 
     facts: QueueFacts
     # The list of its pending executions.
@@ -169,7 +169,7 @@ class Overview:
 
 
 def overview(jobs: Sequence[Job[...]], *, using: str, list_url: str, may_run: bool) -> Overview:
-    """Read what the page needs in four queries, whatever the number of jobs and rows."""
+    """Read what the page needs, in four queries whatever the number of jobs and rows."""
 
     def listed(**query: str) -> str:
         return f"{list_url}?{urlencode(query)}"

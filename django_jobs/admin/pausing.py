@@ -1,4 +1,4 @@
-"""Pause and resume jobs and queues from the page of jobs: by the services, with history entries and one message."""
+"""Pause and resume jobs and queues from the page of jobs: through services, with history entries and one message."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.utils.functional import _StrPromise
 
-# So many names stand in one message.
+# The most names that a message lists.
 NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What a button or an action does, and how it is told."""
+    """What a button or an action does, and the words for its outcome."""
 
     label: _StrPromise
     job: Callable[..., bool]
     queue: Callable[..., bool]
     done: _StrPromise
     unchanged: _StrPromise
-    # What the history says.
+    # The entry in the history.
     log: _StrPromise
 
 
@@ -44,7 +44,7 @@ VERBS = {
         job=services.pause_job,
         queue=services.pause_queue,
         done=ngettext_lazy("%(n)d paused", "%(n)d paused", "n"),
-        unchanged=ngettext_lazy("%(n)d was paused before", "%(n)d were paused before", "n"),
+        unchanged=ngettext_lazy("%(n)d was already paused", "%(n)d were already paused", "n"),
         log=_("Paused."),
     ),
     "resume": Verb(
@@ -59,12 +59,12 @@ VERBS = {
 
 
 def apply_to_jobs(admin: ModelAdmin[Any], request: HttpRequest, verb: Verb, names: Iterable[str]) -> None:
-    """Pause or resume these jobs and say what became of each."""
+    """Pause or resume these jobs and report what became of each."""
     _apply(admin, request, verb, verb.job, names, lambda name: JobState(job_name=_canonical(name)))
 
 
 def apply_to_queue(admin: ModelAdmin[Any], request: HttpRequest, verb: Verb, queue: str) -> None:
-    """Pause or resume a queue and say so."""
+    """Pause or resume a queue and report it."""
     _apply(admin, request, verb, verb.queue, [queue], lambda name: QueueState(queue=name), _("queue %s"))
 
 

@@ -1,4 +1,4 @@
-"""The page that shows what is left of jobs nobody knows, and deletes what of it is chosen."""
+"""The page that shows the executions of unknown jobs, and deletes those of the selected names."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
     from django.http import HttpRequest
 
-# Names of which the rows are counted for the page; the next ones come once these are purged.
+# How many names the page shows, with counts of their rows; the next ones appear once these are purged.
 LISTED = 50
-# A proxy waits for half a minute, as a rule.
+# Seconds; a proxy usually gives up after half a minute.
 BUDGET = 15.0
 
 
 def listed() -> list[Leftover]:
-    """Return what is left of the first of the names that nobody knows."""
+    """Return the counts of the first 50 unknown names."""
     using = jobs_alias()
     return leftovers(unregistered(using=using)[:LISTED], using=using)
 
 
 def apply(admin: ModelAdmin[Any], request: HttpRequest, chosen: Collection[str]) -> None:
-    """Purge those of these names that nobody knows, with a history entry each, and say how much went."""
+    """Purge the chosen names that are still unknown, with a history entry each, and report how many rows went."""
     using = jobs_alias()
     deadline = time.monotonic() + BUDGET
     names = [name for name in unregistered(using=using) if name in chosen]
@@ -46,7 +46,7 @@ def apply(admin: ModelAdmin[Any], request: HttpRequest, chosen: Collection[str])
     _log(request, done)
     text = _("%(n)d deleted") % {"n": deleted}
     if known := len(chosen) - len(names):
-        text += ", " + _("%(n)d names left alone: somebody knows them by now, or nothing is left") % {"n": known}
+        text += ", " + _("%(n)d names left alone: known by now, or nothing is left of them") % {"n": known}
     if is_cut:
         text += ". " + _("There are more: repeat the action for the rest")
     admin.message_user(request, text + ".", messages.WARNING if is_cut or known else messages.SUCCESS)

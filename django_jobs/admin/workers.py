@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class WorkerChangeList(ChangeList):
-    """The latest heartbeats first, each with the number of runs the table gives to it."""
+    """The latest heartbeats first, each with the number of running executions that are assigned to the worker."""
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return ["-heartbeat_at", "-id"]
@@ -73,7 +73,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("pid"))
     def process(self, obj: Worker) -> str:
-        # Plain digits: a process id is no quantity to be grouped by thousands.
+        # Plain digits: the thousands of a process id are not to be separated.
         return str(obj.pid)
 
     @admin.display(description=gettext_lazy("roles"))
@@ -121,7 +121,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
 
 def joined(values: Any) -> str:
-    """Return a list of names as one text."""
+    """Return a list of names as one string."""
     return ", ".join(map(str, values)) if isinstance(values, list) and values else EMPTY
 
 

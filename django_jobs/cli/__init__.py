@@ -1,1 +1,1 @@
-"""What `manage.py jobs` does, a module for each group of its commands; importable without the command."""
+"""The work of `manage.py jobs`, a module for each group of its commands; importable without the command."""

@@ -1,4 +1,4 @@
-"""`jobs push`, `trigger`, `pause` and `resume`: what is done with a job or a queue."""
+"""`jobs push`, `trigger`, `pause` and `resume`: the commands that act on a job or a queue."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from django_jobs.reading.queues import named_queues
 from django_jobs.reading.waiting import pause_of
 from django_jobs.text import clean_text, some
 
-# So many queues stand in one line.
+# The most queues that a line lists.
 NAMED = 10
 
 
 def default_by() -> str:
-    """Return who is said to have done it when nobody is named: this command line, of this user on this host."""
+    """Return who did it when --by names nobody: the command line, with the user and host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # In a container the user may have no name.
+        # In a container the user id may have no name.
         user = str(os.getuid())
     return clean_text(f"command line ({user}@{socket.gethostname()})", BY_LENGTH)
 
@@ -37,16 +37,16 @@ def default_by() -> str:
 def push(
     terminal: Terminal, name: str, payload: str, *, delay: str | None, priority: str | None, **options: Any
 ) -> None:
-    """Push one execution with a payload that is a JSON object; options are those of using()."""
+    """Push one execution; the payload is the text of a JSON object, the options are those of using()."""
     job = registry.get(name)
     if job.cron is not None:
-        raise UsageError(f"{job.name} is a cron job, which nobody pushes: manage.py jobs trigger {job.name}")
+        raise UsageError(f"{job.name} is a cron job, which cannot be pushed: manage.py jobs trigger {job.name}")
     values = job.schema.rebuild(_object(payload))
     if delay is not None:
         options["delay"] = seconds(delay, "--delay")
     if priority is not None:
         options["priority"] = int(priority) if priority.removeprefix("-").isdecimal() else priority
-    # Not in this process, which ends in a moment, whatever the dispatcher.
+    # Whatever the dispatcher, nothing runs in this process, which is about to end.
     with dispatchers.get_dispatcher().without_running():
         row = job.using(**options).push(**values)
     if not row.created:
@@ -69,7 +69,7 @@ def pause(terminal: Terminal, name: str | None, queue: str | None, *, by: str) -
     subject, changed = _pause_or_resume(services.pause_job, services.pause_queue, name, queue, by=by)
     terminal.json({"job": name, "queue": queue, "is_paused": True, "changed": changed})
     if not changed:
-        raise NothingDone(f"{subject} was paused before.")
+        raise NothingDone(f"{subject} was already paused.")
     note = "" if queue is None or queue in (declared := named_queues()) else f"; {_undeclared(declared)}"
     terminal.line(f"{subject} is paused{note}.")
 
@@ -80,13 +80,13 @@ def resume(terminal: Terminal, name: str | None, queue: str | None, *, by: str) 
     terminal.json({"job": name, "queue": queue, "is_paused": False, "changed": changed})
     if not changed:
         raise NothingDone(f"{subject} was not paused.")
-    terminal.line(f"{subject} is resumed.")
+    terminal.line(f"{subject} was resumed.")
 
 
 def _pause_or_resume(
     on_job: Callable[..., bool], on_queue: Callable[..., bool], name: str | None, queue: str | None, *, by: str
 ) -> tuple[str, bool]:
-    """Call the verb for what is named; return how to call that in a message, and whether anything changed."""
+    """Call the verb for the job or the queue; return its name for a message, and whether anything changed."""
     if name is not None and queue is None:
         return name, on_job(name, by=by)
     if queue is not None and name is None:

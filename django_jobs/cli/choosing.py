@@ -1,4 +1,4 @@
-"""Which executions a command is about: by ids, or by filters; what is unknown is a mistake of the person who asks."""
+"""Which executions a command is about, by ids or by filters; whatever is unknown or malformed is a UsageError."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from django_jobs.text import some, storable
 
 UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 NEAR = 5
-# So many executions can be listed in one go.
+# The most executions in one list.
 MOST = 1_000_000
 NONE_BEGINS = "none begins with it."
-# In seconds: ids carry the time of the machine that made them, and created_at that of the database.
+# Seconds. Ids carry the time of the machine that made them, created_at that of the database.
 SKEW = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What narrows a list; None is anything."""
+    """The filters of a list; None lets everything pass."""
 
     job: str | None = None
     queue: str | None = None
@@ -47,7 +47,7 @@ class Filters:
 
 
 def filtered(filters: Filters, *, now: datetime, using: str) -> ExecutionQuerySet:
-    """Return the executions that pass. Raises UsageError for a job that nobody knows and for what is no time."""
+    """Return the executions that pass. Raises UsageError for an unknown job and for a malformed time."""
     rows = of_status(JobExecution.objects.using(using).all(), filters.status)
     if filters.job is not None:
         rows = rows.filter(job_name__in=job_names(filters.job, using=using))
@@ -65,7 +65,7 @@ def filtered(filters: Filters, *, now: datetime, using: str) -> ExecutionQuerySe
 
 
 def newest(filters: Filters, *, now: datetime, using: str) -> tuple[ExecutionQuerySet, bool]:
-    """Return what filtered() does, newest first; and whether it looks at the newest rows only, as no index serves."""
+    """Return filtered(), newest first; and whether it is limited to the newest rows, as no index serves the filters."""
     rows = filtered(filters, now=now, using=using).order_by("-pk")
     if filters.key is not None or (filters.queue is None and filters.organization is None):
         return rows, False
@@ -74,7 +74,7 @@ def newest(filters: Filters, *, now: datetime, using: str) -> tuple[ExecutionQue
 
 
 def job_names(name: str, *, using: str) -> tuple[str, ...]:
-    """Return the names of rows of this job; raise UsageError when nobody registered it and it has no rows either."""
+    """Return all names of a job; raise UsageError when it is not registered and no row has its name."""
     job = registry.find(name)
     if job is not None:
         return job.names
@@ -83,11 +83,11 @@ def job_names(name: str, *, using: str) -> tuple[str, ...]:
         return (name,)
     near = difflib.get_close_matches(name, registry.names().union(known), n=1)
     mend = f"did you mean {near[0]!r}?" if near else "is the jobs.py of its app imported?"
-    raise UsageError(f"No job is called {name!r}, and no execution is either; {mend}")
+    raise UsageError(f"No job is called {name!r}, and no execution belongs to one; {mend}")
 
 
 def whole_id(text: str, *, using: str) -> UUID:
-    """Return a whole id, for what cannot be undone; raise UsageError with those that begin like it."""
+    """Return a whole id, which commands that change rows require; raise UsageError with those that begin like it."""
     if (pk := _uuid(text)) is not None:
         return pk
     near = _beginning_with(text, using=using)
@@ -97,14 +97,14 @@ def whole_id(text: str, *, using: str) -> UUID:
 
 
 def begun_id(text: str, *, using: str) -> UUID:
-    """Return a whole id, or the only one that begins like this; raise UsageError when there is none, or several."""
+    """Return the id, or the only one that begins with this text; raise UsageError when there is none, or several."""
     if (pk := _uuid(text)) is not None:
         return pk
     near = _beginning_with(text, using=using)
     if not near:
         raise UsageError(f"{text!r} is not the id of an execution; {NONE_BEGINS}")
     if len(near) > 1:
-        raise UsageError(f"{text!r} is the beginning of several ids, the newest first: {some(near, NEAR)}")
+        raise UsageError(f"{text!r} is the beginning of several ids, newest first: {some(near, NEAR)}")
     return near[0].pk
 
 
@@ -116,57 +116,55 @@ def _uuid(text: str) -> UUID | None:
 
 
 def _beginning_with(text: str, *, using: str) -> list[JobExecution]:
-    """Return the newest executions with such an id, one more of them than are named."""
+    """Return the newest executions whose id begins with the text, one more than a message names."""
     bounds = id_bounds(text)
     if bounds is None:
-        raise UsageError(
-            f"{text!r} is not an id, or at least the first 6 digits of one; manage.py jobs list shows them."
-        )
+        raise UsageError(f"{text!r} is not the id of an execution; manage.py jobs list shows them.")
     rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1])
     return list(rows.order_by("-pk").only("pk", "job_name")[: NEAR + 1])
 
 
 def executions(texts: Sequence[str], *, using: str) -> tuple[ExecutionQuerySet, list[UUID]]:
-    """Return the executions with these ids, and the ids of which there is none.
+    """Return the executions with these ids, and the ids without an execution.
 
-    Raises UsageError when one is no id, or when there is none of them at all.
+    Raises UsageError when a text is not an id, or when none of the executions exists.
     """
     ids = list(dict.fromkeys(whole_id(text, using=using) for text in texts))
     rows = JobExecution.objects.using(using).filter(pk__in=ids)
     found = set(rows.values_list("pk", flat=True))
     if not found:
-        raise UsageError(gone(ids[0]) if len(ids) == 1 else f"There is none of these {len(ids)} executions.")
+        raise UsageError(gone(ids[0]) if len(ids) == 1 else f"None of these {len(ids)} executions exists.")
     return rows, [pk for pk in ids if pk not in found]
 
 
 def gone(pk: UUID) -> str:
-    """Return what is to be said of an id without a row."""
+    """Return the message for an id without a row."""
     return f"There is no execution {pk}; it may have been trimmed after it finished."
 
 
 def moment(text: str, *, now: datetime) -> datetime:
-    """Return an instant: so long ago ("90", "30min", "2h", "7d"), or a date with or without time of day."""
+    """Return an instant: a length of time before now ("90", "30min", "2h", "7d"), or a date with or without a time."""
     if re.fullmatch(r"[\d.]+\s*[a-z]*", text):
         try:
             return now - timedelta(seconds=seconds(text, "--since"))
         except OverflowError as error:
-            raise UsageError(f"--since is {text!r}; that is before there were dates.") from error
+            raise UsageError(f"--since is {text!r}; that is outside the years 1 to 9999.") from error
     try:
         found = parse_datetime(text if len(text) > 10 else f"{text} 00:00")
     except ValueError:
         found = None
     if found is None:
-        raise UsageError(f"--since is {text!r}; expected a length of time as 30min, 2h or 7d, or 2026-03-01T12:00.")
+        raise UsageError(f"--since is {text!r}; expected a length of time, as 30min or 7d, or 2026-03-01T12:00.")
     found = timezone.make_aware(found) if timezone.is_naive(found) else found
     try:
         found.astimezone(UTC)
     except OverflowError as error:
-        raise UsageError(f"--since is {text!r}; there are no dates so far away.") from error
+        raise UsageError(f"--since is {text!r}; that is outside the years 1 to 9999.") from error
     return found
 
 
 def seconds(text: str, option: str) -> float:
-    """Return a length of time in seconds; without a unit it is seconds."""
+    """Return a length of time in seconds, which is also the unit of a bare number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
     unit = 1 if match is None or not match[2] else UNITS.get(match[2])
     if match is None or unit is None:
@@ -175,14 +173,14 @@ def seconds(text: str, option: str) -> float:
 
 
 def checked_limit(limit: int, *, least: int) -> int:
-    """Return how many are to be listed; raise UsageError for a number that is too small or too large."""
+    """Return the limit of a list; raise UsageError if it is too small or too large."""
     if not least <= limit <= MOST:
         raise UsageError(f"--limit is {limit}; expected a whole number from {least} to {MOST}.")
     return limit
 
 
 def _first_id(since: datetime) -> UUID:
-    """Return the lowest id of those made from this instant on."""
+    """Return the lowest id that can be made from this instant on, by any machine's clock."""
     millis = max(int((since.timestamp() - SKEW) * 1000), 0)
     return UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | 0b10 << 62)
 
@@ -190,5 +188,5 @@ def _first_id(since: datetime) -> UUID:
 def _storable(text: str) -> str:
     # Databases refuse to look for it. Python has lone surrogates for what is no UTF-8 on a command line.
     if storable(text) != text:
-        raise UsageError(f"{text!r} holds what is not text, as no execution does: NUL, or invalid UTF-8.")
+        raise UsageError(f"{text!r} holds what is no text, as no execution does: NUL, or what is no UTF-8.")
     return text

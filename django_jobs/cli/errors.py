@@ -1,4 +1,4 @@
-"""Why a command could not do its work; `manage.py jobs` turns each of these into an exit code and one line."""
+"""The errors of the commands; `manage.py jobs` turns each of them into an exit code and one line."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ __all__ = ["DatabaseNotReady", "NothingDone", "UsageError"]
 
 
 class NothingDone(Exception):
-    """What was asked for was not done, or not to all that were named; the text says why."""
+    """Nothing was done, or not to every execution that was named; the text says why."""

@@ -1,4 +1,4 @@
-"""`jobs list`: executions, the newest first."""
+"""`jobs list`: executions, newest first."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def list_executions(terminal: Terminal, filters: Filters, *, limit: int) -> None
     if has_more:
         terminal.line(f"… and more: --limit {limit} ends here.")
     elif not found:
-        terminal.line("There is no such execution." if not filters.is_empty else "There is no execution.")
+        terminal.line("There are no executions." if filters.is_empty else "No execution matches.")
     if is_cut:
-        terminal.line(f"Only the newest {WINDOW:,} of that status were looked at: no index serves these filters.")
+        terminal.line(f"Only the newest {WINDOW:,} of that status were searched: no index serves these filters.")
 
 
 def _cells(row: JobExecution, now: datetime) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _cells(row: JobExecution, now: datetime) -> tuple[str, ...]:
         f"{row.attempt}/{row.max_attempts}",
         words.age(row.created_at, now),
         _known(words.run_time(row, now)),
-        # What is as usual goes without saying.
+        # The defaults go without saying.
         row.queue if row.queue != "default" else "",
         words.priority(row) if row.priority else "",
         row.key,

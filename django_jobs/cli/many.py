@@ -1,4 +1,4 @@
-"""`jobs cancel` and `jobs retry`: executions that are named, or all that pass filters, page by page."""
+"""`jobs cancel` and `jobs retry`: the executions with these ids, or all that pass the filters, page by page."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """What is done to many executions, and how it is told."""
+    """What is done to many executions, and the words for its outcome."""
 
     name: str
     run: Callable[..., Report]
     done: str
-    # What filters without a status are about.
+    # Which rows filters without a status select.
     usual: Callable[[ExecutionQuerySet], ExecutionQuerySet]
 
 
@@ -44,12 +44,12 @@ RETRY = Verb(
 
 
 def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *, yes: bool, by: str) -> None:
-    """Do it to the executions with these ids, or to those that pass the filters, and say what became of them.
+    """Apply the verb to the executions with these ids, or to those that pass the filters, and report the outcome.
 
-    Raises NothingDone when no row moved, or when one that was named did not.
+    Raises NothingDone when no row was changed, or when one given by id was not.
     """
     if bool(ids) is not filters.is_empty:
-        raise UsageError(f"Give ids, or filters, to {verb.name} executions: one of the two.")
+        raise UsageError(f"Give either ids or filters of the executions to {verb.name}.")
     using = jobs_alias()
     absent: list[UUID] = []
     if ids:
@@ -60,7 +60,7 @@ def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *,
         _ask(terminal, verb, rows, yes=yes)
     done, skipped = 0, Counter[str]()
     for page in _pages(rows):
-        # What is queued again runs elsewhere, see acting.push().
+        # Nothing runs in this process; see acting.push().
         with dispatchers.get_dispatcher().without_running():
             report = verb.run(JobExecution.objects.using(using).filter(pk__in=page), by=by)
         done += report.done
@@ -72,7 +72,7 @@ def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *,
     terminal.end_progress()
     for pk in absent:
         terminal.note(gone(pk))
-    skipped.update(["it is not there"] * len(absent))
+    skipped.update(["it does not exist"] * len(absent))
     terminal.json({"done": done, "skipped": skipped.total(), "reasons": dict(skipped)})
     summary = _summary(verb, done, skipped)
     if not done or (ids and skipped):
@@ -90,7 +90,7 @@ def _ask(terminal: Terminal, verb: Verb, rows: ExecutionQuerySet, *, yes: bool) 
 
 
 def _pages(rows: ExecutionQuerySet) -> Iterator[list[UUID]]:
-    """Yield ids in pages by key, up to the newest there is now: the rows may grow in number faster than we go."""
+    """Yield ids in pages, up to the newest there is now: rows may be added faster than they are handled."""
     ordered = rows.order_by("pk").values_list("pk", flat=True)
     end = ordered.last()
     page = list(ordered.filter(pk__lte=end)[:PAGE]) if end is not None else []

@@ -1,4 +1,4 @@
-"""`jobs list --jobs` and `--queues`: what the code says of each job and queue, and what the tables know of it."""
+"""`jobs list --jobs` and `--queues`: each job and queue, as the code declares it and the tables know it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from django_jobs.reading.overview import JobFacts, read_overview
 if TYPE_CHECKING:
     from django_jobs.definition import Job
 
-# A statement for so many jobs at a time, as on a page of the admin.
+# As many jobs are read in one statement as on a page of the admin.
 PER_PAGE = 50
 
 
 def list_jobs(terminal: Terminal) -> None:
-    """Show the jobs that this process knows, with what the tables know of them, and names nobody registered."""
+    """Show the jobs that this process knows, their state in the tables, and the names that are not registered."""
     using = jobs_alias()
     jobs = registry.all_jobs()
     pages = [read_overview(page, using=using) for page in _pages(jobs)]
@@ -79,7 +79,7 @@ def _job_record(facts: JobFacts) -> dict[str, Any]:
 
 
 def list_queues(terminal: Terminal) -> None:
-    """Show the queues that jobs or the settings name, that are paused, or in which something waits."""
+    """Show the queues that jobs or the settings name, that are paused, or that have pending executions."""
     found = read_overview((), using=jobs_alias())
     terminal.json(
         {

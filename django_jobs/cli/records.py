@@ -1,4 +1,4 @@
-"""Executions as JSON objects; instants in ISO format and UTC."""
+"""Executions as JSON objects; instants in ISO 8601, in UTC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django_jobs.reading.detail import worker_names
 
 
 def brief(row: JobExecution) -> dict[str, Any]:
-    """Return what the list shows of an execution; reads no column beyond reading.listing.COLUMNS."""
+    """Return the part of an execution that lists show; reads no column beyond reading.listing.COLUMNS."""
     return {
         "id": str(row.pk),
         "job": row.job_name,
@@ -33,12 +33,12 @@ def brief(row: JobExecution) -> dict[str, Any]:
 
 
 def ending(row: JobExecution) -> dict[str, Any]:
-    """Return what is known of the execution of a job that ended last."""
+    """Return the part that the list of jobs shows of a job's last execution."""
     return {"id": str(row.pk), "status": row.status, "completed_at": moment(row.completed_at)}
 
 
 def full(row: JobExecution) -> dict[str, Any]:
-    """Return everything about an execution; of a sensitive job neither payload and result nor logs."""
+    """Return everything about an execution; payload, result and logs only if its job is not sensitive."""
     job = registry.find(row.job_name)
     is_masked = job is not None and job.sensitive
     worker = None if row.worker_id is None else str(row.worker_id)
@@ -65,5 +65,5 @@ def full(row: JobExecution) -> dict[str, Any]:
 
 
 def moment(value: Any) -> str | None:
-    """Return an instant in ISO format."""
+    """Return an instant in ISO 8601."""
     return None if value is None else value.isoformat()

@@ -1,4 +1,4 @@
-"""`jobs tail`: a line for each execution that ended, as they end."""
+"""`jobs tail`: a line for each execution that has ended, as it ends."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from django_jobs.runtime.portions import distinct
 from django_jobs.states import FINAL, Status
 
 EVERY = 1.0
-# How long after its end a row may be committed and is still seen: ends are written in batches, and handlers with
-# atomic=True commit what they did along with theirs.
+# A row whose end is committed up to this long after it is still seen: ends are written in batches, and a handler
+# with atomic=True commits its own writes in the same transaction.
 LATE = timedelta(seconds=5)
 PAGE = 500
-# So many pages in one look; what is behind them comes with the next one.
+# The most pages that new() reads; the next call reads on.
 PAGES = 20
-# Names of jobs are looked for so often: new ones are rare.
+# Seconds between looks for names of jobs, as new ones are rare.
 NAMES_EVERY = 10.0
 
 
 class Ends:
-    """The executions that end, each once, in the order in which they ended; reads go by the retention index."""
+    """The executions that end, each once, in the order of their ends; reads use the retention index."""
 
     def __init__(self, job: str | None, *, using: str) -> None:
         self._job = job
@@ -40,11 +40,11 @@ class Ends:
         self._names = self._read_names()
         self._names_at = time.monotonic()
         self._since = clock.now(using)
-        # Those that were told and may be read again.
+        # Those that were returned and may be read again.
         self._told: dict[tuple[UUID, datetime], None] = {}
 
     def last(self, limit: int) -> list[JobExecution]:
-        """Return the last ones that ended, at most `limit`; new() goes on behind them."""
+        """Return the last executions that ended, at most `limit`; new() continues after them."""
         newest = (
             list(self._ended([name], [status]).order_by("-completed_at", "-pk")[:limit])
             for name in sorted(self._names)
@@ -55,7 +55,7 @@ class Ends:
         return rows
 
     def new(self) -> list[JobExecution]:
-        """Return those that ended since the last look."""
+        """Return the executions that have ended since the last call."""
         if time.monotonic() - self._names_at > NAMES_EVERY:
             self._names, self._names_at = self._read_names(), time.monotonic()
         found: dict[tuple[UUID, datetime], JobExecution] = {}
@@ -69,7 +69,7 @@ class Ends:
                 since = started - LATE
                 break
             last = page[-1].completed_at
-            # Rows of the same instant are counted off, since a condition on two columns would leave the index.
+            # Rows of the same instant are skipped by number: a condition on two columns would not use the index.
             same = sum(row.completed_at == last for row in page)
             skipped = skipped + PAGE if last == since else same
             since = last
@@ -91,7 +91,7 @@ class Ends:
 
 
 def _place(row: JobExecution) -> tuple[UUID, datetime]:
-    # One that was retried ends again, at another instant.
+    # A retried execution ends again, at another instant.
     return row.pk, row.completed_at
 
 
@@ -107,7 +107,7 @@ def tail(
             wait(EVERY)
             _tell(terminal, ends.new())
     except KeyboardInterrupt:
-        # What it is for has been done.
+        # The usual way to end it.
         return
 
 

@@ -1,4 +1,4 @@
-"""Where the commands write: tables and lines for people, JSON for machines, progress on a terminal only."""
+"""The output of the commands: tables and lines for people, JSON for machines, progress on a terminal only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Terminal:
             self._out.write("\n".join(printable(line) for line in text.splitlines()))
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Write aligned columns, each line cut to the width of a terminal; columns that are empty in all rows go."""
+        """Write aligned columns, each line cut to the width of a terminal; columns without any value are left out."""
         cells = [[printable(cell) for cell in row] for row in rows]
         shown = [index for index in range(len(headings)) if any(row[index] for row in cells)]
         lines = [[headings[index] for index in shown], *([row[index] for index in shown] for row in cells)]
@@ -49,25 +49,25 @@ class Terminal:
             self._out.write(json.dumps(value, indent=indent, default=str))
 
     def note(self, text: str) -> None:
-        """Write one line beside the output, in JSON mode, too."""
+        """Write one line to the error stream, in JSON mode as well."""
         self.end_progress()
         self._err.write(printable(text))
 
     def progress(self, text: str) -> None:
-        """Show how far a command is, on one line that is written over; on a terminal only."""
+        """Show how far a command has come, on one line that is overwritten; on a terminal only."""
         if self._err.isatty():
             self._err.write(f"\r{text.ljust(len(self._progress))}", ending="")
             self._err.flush()
             self._progress = text
 
     def end_progress(self) -> None:
-        """Take the progress away again."""
+        """Erase the line of progress."""
         if self._progress:
             self._err.write(f"\r{' ' * len(self._progress)}\r", ending="")
             self._progress = ""
 
     def confirm(self, question: str, *, yes: bool) -> bool:
-        """Return whether it is meant: said beforehand, or now. Raises UsageError where there is nobody to ask."""
+        """Return the answer to a question; `yes` answers it beforehand. Raises UsageError with nobody to ask."""
         if yes:
             return True
         if not self._ask.isatty():
@@ -77,7 +77,7 @@ class Terminal:
         return self._ask.readline().strip().lower() in {"y", "yes"}
 
     def flush(self) -> None:
-        """Send what was written on its way."""
+        """Flush the output."""
         flush: Callable[[], None] | None = getattr(self._out, "flush", None)
         if flush is not None:
             flush()
@@ -88,7 +88,7 @@ class Terminal:
 
 
 def printable(text: str) -> str:
-    """Return the text without what a terminal would obey: keys and messages come from anywhere."""
+    """Return the text without control characters, which a terminal would obey: keys and messages come from anywhere."""
     if text.isprintable():
         return text
     return "".join(
@@ -97,7 +97,7 @@ def printable(text: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Return how many columns a text takes: wide letters take two, marks above others none."""
+    """Return how many columns a text takes: wide characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(

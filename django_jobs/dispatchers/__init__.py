@@ -1,4 +1,4 @@
-"""Dispatchers tell workers that there is something to do; the rows are the truth, so a hint may be lost or doubled."""
+"""Dispatchers tell workers that there is work; the table is the truth, so a hint may be lost or come twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Dispatcher", "Subscription", "Unavailable", "announce", "announce_ca
 
 logger = logging.getLogger("django_jobs")
 
-# A broker that is down fails every push: one line in this many seconds says it, with the number of those left out.
+# Seconds between log lines: with a broker that is down, every push fails. A line counts the failures since the last.
 LOG_INTERVAL = 30.0
 
 _lock = threading.Lock()
@@ -30,7 +30,7 @@ _unlogged = 0
 
 
 def get_dispatcher() -> Dispatcher:
-    """Return the dispatcher that the settings name: one per process, made at first use, made anew when they change."""
+    """Return the dispatcher that the settings name: one per process, made at first use and again when they change."""
     global _current
     spec = get_settings().dispatcher
     current = _current
@@ -48,7 +48,7 @@ def get_dispatcher() -> Dispatcher:
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
-    """Have the dispatcher be made anew when the settings change that its server stands in, as in tests."""
+    """Make a new dispatcher next time when settings that name its server change, as in tests."""
     global _current
     if setting == "CACHES":
         with _lock:
@@ -61,10 +61,10 @@ setting_changed.connect(_forget, dispatch_uid="django_jobs.dispatchers")
 
 
 def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:
-    """Hint rows of one queue and priority; a failure is logged, never raised. Return whether the hint went out."""
+    """Send a hint for rows of one queue and priority; return whether it went out. A failure is logged, never raised."""
     try:
         get_dispatcher().hint(queue, ids, priority=priority)
-    except Exception as error:  # noqa: BLE001 - whatever the dispatcher's technology raises, the rows stand
+    except Exception as error:  # noqa: BLE001 - whatever the dispatcher's technology raises, the rows are stored
         _log_failure(error, f"{len(ids)} hint(s) for queue {queue!r}")
         return False
     return True
@@ -103,11 +103,11 @@ def _log_failure(error: Exception, what: str) -> None:
             _unlogged += 1
             return
         left_out, _unlogged, _logged_at = _unlogged, 0, time.monotonic()
-    more = f" ({left_out} more failures since the last line)" if left_out else ""
-    # Where the server is at fault the code is not: its text tells all.
+    more = f" ({left_out} more failures since the last message)" if left_out else ""
+    # When the server is at fault, a traceback would add nothing to the text.
     is_known = isinstance(error, Unavailable)
     logger.error(
-        "The dispatcher failed, %s not sent%s; the rows are stored, workers find them by polling%s",
+        "The dispatcher failed, %s not sent%s; the rows are stored, and workers find them by polling%s",
         what,
         more,
         f": {error}" if is_known else ".",

@@ -1,4 +1,4 @@
-"""The contract of a dispatcher; every technology subclasses it and passes the same tests."""
+"""The contract of a dispatcher; each technology has a subclass, and all of them pass the same tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("django_jobs")
 
 
 class Unavailable(Exception):
-    """The server that carries hints cannot do so now; the text says why, in one line that holds no password."""
+    """The server that carries hints cannot do so now; the text says why, in one line without a password."""
 
 
 class Subscription(Protocol):
@@ -23,31 +23,31 @@ class Subscription(Protocol):
         """Stop the calls; safe to repeat, and from any thread."""
 
     def problem(self) -> str | None:
-        """Return in one line, without secrets, why no wake-ups come now; None while they do. Asks nobody."""
+        """Return in one line, without secrets, why no wake-ups arrive now; None while they do. Answers at once."""
 
 
 class Dispatcher(ABC):
     """Carries hints from processes that push to processes that run jobs.
 
-    The table is the truth. A hint that is lost costs latency, until a worker polls; one that is doubled, late or about
-    a row that is gone costs a look. So a dispatcher never retries for long, never blocks for long and keeps nothing
-    that must survive. It is called after commit, from any thread, never reads or writes executions, and asks the
-    database nothing inside a transaction; all this unless it runs the jobs itself, see without_running().
+    The table is the truth. A hint that is lost costs latency, until a worker polls; one that comes twice, late or for a
+    row that is gone costs a query. So a dispatcher never retries or blocks for long, and keeps nothing that must
+    survive. It is called after commit and from any thread; it never reads or writes executions, and never queries the
+    database inside a transaction. Dispatchers that run the jobs themselves are exempt, see without_running().
     """
 
-    # What Job.mode shows. Those of django_jobs: "database", "queue" (redis), "direct"; for tests "immediate", "dummy".
+    # Shown by Job.mode. Ours are "database", "queue" (redis) and "direct"; for tests, "immediate" and "dummy".
     kind: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Take `OPTIONS` of the setting; raise ImproperlyConfigured for wrong ones. Opens nothing, starts nothing."""
+        """Take the setting's `OPTIONS`; raise ImproperlyConfigured for wrong ones. Opens and starts nothing."""
         self.options = options
 
     @abstractmethod
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
-        """Tell workers of `queue` that these rows, all of one priority, are pending; may raise, which callers log."""
+        """Tell workers of `queue` that these rows, all of one priority, are pending. May raise: callers log it."""
 
     def cancel_hint(self, ids: Sequence[UUID]) -> None:
-        """Tell workers that these running rows carry a cancel mark; without it they look once a second."""
+        """Tell workers that these running rows carry a cancel mark; without the hint they look once a second."""
 
     def subscribe(
         self,
@@ -60,33 +60,33 @@ class Dispatcher(ABC):
     ) -> Subscription:
         """Have `wake` called when a hint for one of `queues` (None: any but `exclude`) comes, `look` at a cancel hint.
 
-        Both are called from any thread, also from the one that pushes; they set an event and return. One call may stand
-        for many hints, and calls without a reason are allowed. A dispatcher that cannot wake anybody returns a
-        subscription that never calls.
+        Both may be called from any thread, even the pushing one; they set an event and return. One call may stand for
+        many hints, and spurious calls are allowed. A dispatcher that cannot wake anybody returns a subscription that
+        never calls.
 
-        `wanted` tells how many rows the subscriber could start now, 0 while it is full (None: any number). It answers
-        at once and from any thread. A dispatcher whose hint reaches one subscriber only takes no more than that many
-        from its queue, and leaves the rest to others.
+        `wanted` returns how many rows the subscriber could start now, 0 while it is full (None: any number); at once,
+        and in any thread. A dispatcher whose hints reach only one subscriber each takes no more than that many from its
+        queue, and leaves the rest to others.
         """
         return _Silent()
 
     def without_running(self) -> AbstractContextManager[None]:
         """Start no job in this process while the block runs; for dispatchers that run jobs themselves.
 
-        Entered by runjobs: its worker, if it has one, starts jobs.
+        Entered by runjobs, where only the worker, if there is one, starts jobs.
         """
         return nullcontext()
 
     def describe(self) -> str:
-        """Return how workers learn of new rows: one phrase without secrets, for the lines that runjobs starts with."""
+        """Return how workers learn of new rows: one phrase without secrets, for the first lines of runjobs."""
         return self.kind
 
     def close(self) -> None:
-        """Let go of connections and threads; called when the settings name another dispatcher. Safe to repeat."""
+        """Close connections and end threads; called when the settings name another dispatcher. Safe to repeat."""
 
 
 def call(callback: Callable[[], None]) -> None:
-    """Call what a worker subscribed with; one that raises is logged, and keeps no other worker asleep."""
+    """Call a subscriber's callback; if it raises, that is logged, so that the other workers are still woken."""
     try:
         callback()
     except Exception:

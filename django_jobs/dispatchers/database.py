@@ -1,4 +1,4 @@
-"""The default dispatcher: workers poll the table; those of this process, on PostgreSQL all, are woken at once."""
+"""The default dispatcher: workers poll the table; a push wakes those of its process, on PostgreSQL all of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from django_jobs.served import Served
 
 
 class DatabaseDispatcher(Dispatcher):
-    """Carries hints within this process and, on PostgreSQL, to others; elsewhere those find the rows by polling.
+    """Carries hints within this process and, on PostgreSQL, to others; on other databases those find rows by polling.
 
-    The option `LISTEN` names an alias for the same database that goes past a pooler, since one in transaction mode lets
-    no NOTIFY through to who listens; False turns NOTIFY and LISTEN off.
+    The option `LISTEN` names an alias that reaches the same database without a pooler, since no NOTIFY gets through one
+    in transaction mode; False turns NOTIFY and LISTEN off.
     """
 
     kind = "database"
@@ -61,7 +61,7 @@ class DatabaseDispatcher(Dispatcher):
         *,
         exclude: Collection[str] = (),
     ) -> _Subscription:
-        """See Dispatcher.subscribe(); a hint reaches everybody, so what anybody wants does not matter."""
+        """See Dispatcher.subscribe(); a hint reaches every subscriber, so `wanted` does not matter."""
         peers = self._peers_of_this_process()
         subscription = _Subscription(self, wake, look, Served.of(queues, exclude))
         with self._lock:
@@ -105,7 +105,7 @@ class DatabaseDispatcher(Dispatcher):
 
     def _peers_of_this_process(self) -> Peers:
         if self._pid != os.getpid():
-            # After a fork: the parent's workers are not here, its threads neither, and its locks may have been held.
+            # After a fork: the parent's workers and threads do not exist here, and its locks may have been held.
             self._begin()
         return self._peers
 

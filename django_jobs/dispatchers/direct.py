@@ -21,23 +21,23 @@ from django_jobs.models import jobs_alias
 
 logger = logging.getLogger("django_jobs.direct")
 
-# A person waits for the reload, so what runs is told to stop soon.
+# Seconds. A person waits for the reload, so running handlers are told to stop soon.
 RELOAD_DRAIN = 1.0
 
 
 class DirectDispatcher(DatabaseDispatcher):
-    """Runs what this process pushes in this process; rows that it does not come to are left to `runjobs`.
+    """Runs what this process pushes in this process, and leaves rows that it does not get to to `runjobs`.
 
-    Nothing starts before the first hint, and after a fork the child starts anew. In a process of runjobs the worker is
-    woken instead, as by the database dispatcher, whose options these are.
+    Nothing starts before the first hint, and a forked child starts afresh. In a process of runjobs the worker is woken
+    instead, as by the database dispatcher, which has the same options.
     """
 
     kind = "direct"
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        # By process id: a forked child must not touch what its parent started, whose threads it does not have. It is
-        # kept, since letting go of it might say goodbye on a connection that is the parent's.
+        # By process id: a forked child must not touch what its parent started, whose threads it does not have. The
+        # entry is kept, since its destruction might close a connection that is the parent's.
         self._processes: dict[int, _Process] = {}
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
@@ -46,7 +46,7 @@ class DirectDispatcher(DatabaseDispatcher):
             super().hint(queue, left, priority=priority)
 
     def cancel_hint(self, ids: Sequence[UUID]) -> None:
-        """Look at the cancel marks, here and elsewhere."""
+        """Have cancel marks looked at, in this process and others."""
         self._here().look()
         super().cancel_hint(ids)
 
@@ -65,17 +65,17 @@ class DirectDispatcher(DatabaseDispatcher):
         return f"each process runs what it pushes; for the rest {super().describe()}"
 
     def close(self) -> None:
-        """End what runs here as at the end of the process; the next hint starts anew. See Dispatcher.close()."""
+        """End what runs here as at the end of the process; the next hint starts afresh. See Dispatcher.close()."""
         self._here().end("the dispatcher was closed")
         super().close()
 
     def _here(self) -> _Process:
-        # In one step: of two threads that come first after a fork one decides.
+        # setdefault() is atomic: two threads that come first after a fork get the same object.
         return self._processes.setdefault(os.getpid(), _Process(os.getpid()))
 
 
 class _Process:
-    """What one process has to run jobs with: nothing at first, then a runner."""
+    """The runner of one process, made by the first hint."""
 
     def __init__(self, pid: int) -> None:
         self.suspended = 0
@@ -86,13 +86,13 @@ class _Process:
         self._is_known_at_exit = False
 
     def run(self, queue: str, ids: Sequence[UUID], priority: int) -> Sequence[UUID]:
-        """Run these rows, or return those that are left to others."""
+        """Run these rows; return those that are left to others."""
         runner = self._runner
         if runner is None or runner.is_broken:
             if self.suspended or self._is_exiting or not ids:
                 return ids
             runner = self._start()
-        return ids if runner is None else runner.put(queue, ids, priority=priority)
+        return runner.put(queue, ids, priority=priority)
 
     def look(self) -> None:
         if self._runner is not None:
@@ -104,16 +104,11 @@ class _Process:
         if runner is not None:
             runner.end(reason, drain=get_settings().drain_timeout if drain is None else drain)
 
-    def _start(self) -> DirectRunner | None:
-        """Return a runner; None when the process is ending, and nothing would end what was started."""
+    def _start(self) -> DirectRunner:
         with self._lock:
             if self._runner is None or self._runner.is_broken:
                 if not self._is_known_at_exit:
-                    try:
-                        at_exit(self._exit)
-                    except RuntimeError:
-                        self._is_exiting = True
-                        return None
+                    at_exit(self._exit)
                     self._is_known_at_exit = True
                 runner = DirectRunner(using=jobs_alias())
                 runner.start()
@@ -121,9 +116,9 @@ class _Process:
             return self._runner
 
     def _exit(self) -> None:
-        """End with the process, as runjobs does at a signal."""
+        """End with the process, as runjobs does on a signal."""
         if self._pid != os.getpid():
-            # In a child that was forked: the runner is its parent's.
+            # In a forked child: the runner is its parent's.
             return
         self._is_exiting = True
         is_reload = os.environ.get(DJANGO_AUTORELOAD_ENV) == "true"
@@ -136,7 +131,7 @@ class _Process:
 def at_exit(call: Callable[[], object]) -> None:
     """Have `call` run when this process ends, while handlers can still use executors; raises RuntimeError after that.
 
-    Python runs these hooks before those of atexit, and the last one first: that of concurrent.futures, after which no
-    executor takes work, is older. It is what asyncio and concurrent.futures use themselves, and not documented.
+    Python runs these hooks before those of atexit, in reverse order of registration, so that this one comes before that
+    of concurrent.futures, after which no executor takes work. The hook is undocumented, but concurrent.futures uses it.
     """
     getattr(threading, "_register_atexit", atexit.register)(call)

@@ -1,4 +1,4 @@
-"""A dispatcher for tests: it remembers what it was told, and runs nothing."""
+"""A dispatcher for tests: it records its calls, and runs nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_jobs.dispatchers.base import Dispatcher
 
-# Older hints are forgotten.
+# How many hints are kept.
 REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What one call of hint() was told."""
+    """The arguments of one call of hint()."""
 
     queue: str
     ids: tuple[UUID, ...]
@@ -26,7 +26,7 @@ class Hint:
 
 
 class DummyDispatcher(Dispatcher):
-    """Keeps hints in memory, the newest ten thousand, in `hints` and `cancels`; nobody is woken."""
+    """Keeps the newest ten thousand hints in memory, in `hints` and `cancels`; wakes nobody."""
 
     kind = "dummy"
 
@@ -47,7 +47,7 @@ class DummyDispatcher(Dispatcher):
         self.hints.append(Hint(queue=queue, ids=tuple(ids), priority=priority))
 
     def cancel_hint(self, ids: Sequence[UUID]) -> None:
-        """Remember which rows were to be looked at."""
+        """Remember which rows carry a cancel mark."""
         self.cancels.extend(ids)
 
     def clear(self) -> None:

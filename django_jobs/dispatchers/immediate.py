@@ -1,4 +1,4 @@
-"""Run what is pushed at once, in the thread that pushed it: for tests and scripts."""
+"""Run pushed rows at once, in the thread that pushed them: for tests and scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ImmediateDispatcher(DatabaseDispatcher):
     """Runs rows when their transaction commits, before the push, or the block around it, returns.
 
     What a handler pushes runs when that handler has ended. In a process of runjobs the worker is woken instead, as by
-    the database dispatcher, whose options these are.
+    the database dispatcher, which has the same options.
     """
 
     kind = "immediate"

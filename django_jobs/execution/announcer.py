@@ -1,4 +1,4 @@
-"""Tell receivers how runs ended: after the write, from one thread, in a copy of each run's context."""
+"""Send the signals of how runs ended: after the write, from one thread, in a copy of each run's context."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ logger = logging.getLogger("django_jobs.announcer")
 Ended = tuple[Run, Status, datetime]
 
 
-# Above this many runs that were not announced yet, the worker claims nothing more: each holds its payload and logs.
+# Above this many unannounced runs the worker claims nothing more: each holds its payload and logs.
 BACKLOG_MAX = 1000
 
 
 class Announcer:
     """Sends the end signals of runs; a slow or failing receiver delays other receivers, never a write.
 
-    Receivers that are slower than the jobs hold up new claims once a thousand runs wait for them.
+    Receivers that are slower than the jobs hold up new claims once BACKLOG_MAX runs wait for them.
     """
 
     def __init__(self, *, on_death: OnDeath | None = None) -> None:
         self._on_death = on_death
         self._told: SimpleQueue[Sequence[Ended] | None] = SimpleQueue()
-        # Each written by one thread only: the finisher's, and this one's.
+        # Each is written by one thread only: the finisher's, and this one's.
         self._taken = 0
         self._announced = 0
         self._thread: threading.Thread | None = None
@@ -45,7 +45,7 @@ class Announcer:
         self._thread = start_thread(self._run, name="signals", on_death=self._on_death)
 
     def tell(self, ended: Sequence[Ended]) -> None:
-        """Announce runs whose rows were written, with the status each got and when."""
+        """Announce runs whose rows were written, with the status of each and the time."""
         self._taken += len(ended)
         self._told.put(ended)
 
@@ -66,7 +66,7 @@ class Announcer:
             _announce(ended)
             tidy()
             self._announced += len(ended)
-            # While it waits, this thread holds no payload.
+            # So that this thread holds no payload while it waits.
             del ended
 
 
@@ -85,7 +85,7 @@ def announce(run: Run, status: Status, now: datetime) -> None:
     if status in FINAL:
         execution.completed_at, execution.active_key = now, None
     if isinstance(outcome, Ok):
-        # The row may not be there any more.
+        # Not by a query: the row may be gone.
         execution.error, execution.result = "", outcome.result
     context = contextvars.Context() if run.context is None else run.context.copy()
     if status is Status.OK:
@@ -100,6 +100,6 @@ def announce(run: Run, status: Status, now: datetime) -> None:
             signals.emit, signals.job_failed, job, execution, exception=outcome.exception, will_retry=will_retry
         )
     else:
-        # Handed back or parked by the handler itself: the run goes on later.
+        # Handed back or rescheduled: the execution goes on later.
         return
     context.run(signals.emit, signals.job_finished, job, execution)

@@ -1,4 +1,4 @@
-"""Rows that this process was told of and is to run itself, best first and not too many; kept by the direct runner."""
+"""Rows that this process was told of and is to run itself, best first, up to a limit; kept by the direct runner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 from uuid import UUID
 
-# For so many seconds a job rests at least of which a few rows came back.
+# Seconds for which the other rows of a job wait at least after a few of them came back.
 REST = 1.0
 
 
 class Entry(NamedTuple):
-    """One row; they sort as claims do: by priority, then by age, which the id tells."""
+    """One row; entries sort in the order of claims: by priority, then by id, which is by age."""
 
     rank: int
     pk: UUID
@@ -30,16 +30,16 @@ class Backlog:
         self._lock = threading.Lock()
         self._heap: list[Entry] = []
         self._known: set[UUID] = set()
-        # Rows that could not be claimed, by the job at its limit ("": for another reason), each a heap of its own.
+        # Heaps of rows that could not be claimed, by the job at its limit ("" for another reason).
         self._later: dict[str, list[Entry]] = {}
-        # From when on they are looked at again, in monotonic seconds.
+        # When each heap is looked at again, in monotonic seconds.
         self._due: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def put(self, rows: Iterable[Entry]) -> list[UUID]:
-        """Add rows that are not here yet; return those that do not fit in."""
+        """Add rows that are not here yet; return those that do not fit."""
         left_out = []
         with self._lock:
             for row in rows:
@@ -53,7 +53,7 @@ class Backlog:
         return left_out
 
     def take(self, limit: int) -> list[Entry]:
-        """Take out the best ones that are due: up to `limit`, all of the queue of the first."""
+        """Take out the best due rows, up to `limit`, all from the queue of the first."""
         with self._lock:
             self._bring_back(limit)
             taken: list[Entry] = []
@@ -63,17 +63,17 @@ class Backlog:
         return taken
 
     def put_back(self, rows: Iterable[Entry], *, delay: float, job: str = "") -> None:
-        """Have rows that were taken looked at again in `delay` seconds, those of a job at its limit a few at a time."""
+        """Put taken rows back for another try in `delay` seconds, those of a job at its limit a few at a time."""
         with self._lock:
             for row in rows:
-                # There is always place for them.
+                # Regardless of the limit.
                 if row.pk not in self._known:
                     self._known.add(row.pk)
                     heapq.heappush(self._later.setdefault(job, []), row)
                     self._due[job] = min(self._due.get(job, math.inf), time.monotonic() + delay)
 
     def hasten(self, jobs: Collection[str]) -> None:
-        """Look at the rows of these jobs again now, since runs of them ended."""
+        """Make the rows of these jobs due now, since runs of them ended."""
         with self._lock:
             self._due.update(dict.fromkeys(self._due.keys() & jobs, 0.0))
 
@@ -84,7 +84,7 @@ class Backlog:
             for _ in range(min(few, len(waiting)) if job else len(waiting)):
                 heapq.heappush(self._heap, heapq.heappop(waiting))
             if waiting:
-                # Mostly those that came back are put back soon, or a run of the job ends.
+                # Usually the rows that came back are put back soon, or a run of the job ends.
                 self._due[job] = now + REST
             else:
                 del self._later[job], self._due[job]

@@ -15,29 +15,29 @@ from django.dispatch import receiver
 
 logger = logging.getLogger("django_jobs")
 
-# Seconds after which a thread's connections are tried before they are used again: the server, or something on the way
-# to it, may have ended them meanwhile. Django does so only where CONN_HEALTH_CHECKS is on.
+# Seconds after which a thread's connections are checked before they are used again: the server, or something on the
+# way to it, may have closed them. Django checks only with CONN_HEALTH_CHECKS.
 UNUSED = 1.0
 _thread = threading.local()
 
 
 @receiver(connection_created, dispatch_uid="django_jobs.connections")
 def _note_opened(**kwargs: Any) -> None:
-    """Remember that this thread has had a connection: where none ever was, nothing is to be tidied after each run."""
+    """Remember that this thread has opened a connection: until then, there is nothing to tidy after a run."""
     _thread.opened = True
 
 
 def freshen() -> None:
-    """Tidy connections that lay idle; those in use a moment ago were tidied after it."""
+    """Tidy connections that were idle; recently used ones were tidied after their use."""
     now = monotonic()
     if now - getattr(_thread, "used_at", now) > UNUSED:
         tidy()
 
 
 def tidy(culprit: str = "", *, close_all: bool = False) -> None:
-    """Do for each connection of this thread what Django does around a request, and end transactions left open.
+    """Do for each connection of this thread what Django does around a request, and roll back open transactions.
 
-    `culprit` names the job that ran; a transaction it left open is rolled back and reported. Never raises.
+    `culprit` names the job that ran, for the log. Never raises.
     """
     if not getattr(_thread, "opened", False):
         return
@@ -50,7 +50,7 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
         try:
             if is_left_open(connection):
                 if culprit:
-                    logger.warning("%s left a transaction open on %r; it is rolled back", culprit, connection.alias)
+                    logger.warning("%s left a transaction open on %r; rolling it back", culprit, connection.alias)
                 roll_back(connection)
             if connection.queries_log:
                 connection.queries_log.clear()
@@ -59,21 +59,21 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
             else:
                 connection.close_if_unusable_or_obsolete()
         except Exception:
-            logger.exception("the connection to %r could not be cleaned and is dropped", connection.alias)
+            logger.exception("the connection to %r could not be reset and is closed", connection.alias)
             _drop(connection)
 
 
 def is_left_open(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction is open where none should be: by Django's account or, where that is cheap, the driver's."""
+    """Whether a transaction is open that should not be, according to Django or, where that is cheap, the driver."""
     if connection.in_atomic_block or connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
         return True
     raw = connection.connection
     if connection.vendor == "sqlite":
         return bool(raw.in_transaction)
     if connection.vendor == "postgresql":
-        # Both psycopg count from 0, "idle".
+        # In psycopg 2 and 3 alike, 0 is "idle".
         return not raw.closed and raw.info.transaction_status != 0
-    # PyMySQL keeps the status of the last answer, bit 0 is "in a transaction"; mysqlclient has nothing without a query.
+    # PyMySQL keeps the status of the last answer, whose bit 0 is "in a transaction"; mysqlclient would need a query.
     return bool(getattr(raw, "server_status", 0) & 1)
 
 
@@ -88,7 +88,7 @@ def roll_back(connection: BaseDatabaseWrapper) -> None:
     try:
         connection.connection.rollback()
         connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
-    except Exception:  # noqa: BLE001 - closed by the handler, or lost: the next use connects anew
+    except Exception:  # noqa: BLE001 - closed by the handler, or lost: the next use opens a new one
         connection.close()
 
 
@@ -99,5 +99,5 @@ def _drop(connection: BaseDatabaseWrapper) -> None:
 
 
 def close_all() -> None:
-    """Close every connection of this thread, which is not used again."""
+    """Close every connection of this thread, which will not be used again."""
     tidy(close_all=True)

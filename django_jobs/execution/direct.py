@@ -1,4 +1,4 @@
-"""Run the rows that this process was told of in slots of its own; started by the direct dispatcher at the first one."""
+"""Run the rows that this process was told of in slots of its own; started by the direct dispatcher's first hint."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from django_jobs.states import Status
 logger = logging.getLogger("django_jobs.direct")
 
 ROLE = "direct"
-# About 4 MB; what does not fit in is left to `runjobs`, like all that is lost with this process.
+# Rows; about 4 MB. Those that do not fit are left to `runjobs`, as are all when this process dies.
 BACKLOG_MAX = 10_000
-# A full backlog is told once in so many seconds.
+# Seconds between log lines about a full backlog.
 LOG_INTERVAL = 30.0
-# What was not claimed although it is pending, e.g. since another transaction holds it, is tried again so much later;
-# what is of a job at its limit, of which runs may end in other processes, sooner.
+# Seconds until a pending row that was not claimed, perhaps because another transaction holds it, is tried again;
+# sooner for a job at its limit, as its runs in other processes may end.
 AGAIN = 1.0
 SOON = 0.25
-# A little less than the second within which every process sees a pause.
+# Seconds; a little less than the second within which every process notices a pause.
 PAUSES_FOR = 0.9
-# With nothing to do the first rest is as long as a connection is kept, the next ones are endless.
+# Seconds with nothing to do: the first rest is as long as a connection is kept, the later ones are endless.
 RESTS = (IDLE_CONNECTION, 3600.0)
 
 
 class DirectRunner:
     """Claims the rows of its backlog for an engine, under a Worker row of its own, until end() is called.
 
-    It never begins the process anew, which is somebody else's: with every slot stuck it claims no more.
+    It never restarts the process, which is not its own: with every slot stuck, it claims no more.
     """
 
     def __init__(self, *, using: str) -> None:
@@ -61,7 +61,7 @@ class DirectRunner:
             on_death=self._on_death,
         )
         self._claims = Loop(self.tick, name="direct", on_death=self._on_death)
-        # As in runjobs: after an outage it beats before others have looked three times who is dead.
+        # As in runjobs: after an outage it beats before others have looked three times for dead workers.
         max_backoff = min(MAX_BACKOFF, settings.heartbeat_interval)
         self._beats = Loop(self._beat, name="beat", max_backoff=max_backoff, on_death=self._on_death)
         self._paused = (float("-inf"), frozenset[str](), frozenset[str]())
@@ -72,11 +72,11 @@ class DirectRunner:
         self._ending = threading.Lock()
         # Whether it takes rows; False once it ends, is stuck or is broken.
         self.is_open = True
-        # Whether one of its threads died: what it ran is given up, and another runner may take its place.
+        # Whether one of its threads died: its runs are given up, and another runner may take its place.
         self.is_broken = False
 
     def start(self) -> None:
-        """Start the threads; raises RuntimeError when the system has none left."""
+        """Start the threads; raises RuntimeError when the system cannot start any."""
         try:
             self._engine.start()
             self._beats.start()
@@ -95,7 +95,7 @@ class DirectRunner:
         left_out = self._backlog.put(Entry(-priority, pk, queue) for pk in ids)
         if left_out and time.monotonic() - self._told_at > LOG_INTERVAL:
             self._told_at = time.monotonic()
-            logger.warning("%d rows wait for slots in this process; more are left to runjobs", len(self._backlog))
+            logger.warning("%d executions wait for slots in this process; more are left to runjobs", len(self._backlog))
         self._claims.wake()
         return left_out
 
@@ -104,7 +104,7 @@ class DirectRunner:
         self._engine.look()
 
     def tick(self, now: datetime | None = None) -> float:
-        """Claim once for the slots that are free; return when to look again."""
+        """Claim once for the free slots; return the seconds until the next look."""
         if not self._is_registered:
             self._liveness.register()
             self._is_registered = True
@@ -122,10 +122,10 @@ class DirectRunner:
         return 0.0
 
     def end(self, reason: str, *, drain: float) -> bool:
-        """Claim nothing more, wait up to `drain` seconds for what runs, stop the rest, say goodbye.
+        """Claim nothing more, wait up to `drain` seconds for running executions, stop the rest, close the worker's row.
 
-        What runs then is told, interrupted and handed back as at the end of runjobs, which takes AFTER_DRAIN seconds at
-        most. Return whether all ends were written. A second caller waits for the first.
+        What still runs then is told to stop, interrupted and handed back as at the end of runjobs, within AFTER_DRAIN
+        seconds. Return whether all ends were written. A second caller waits for the first.
         """
         with self._ending:
             if self._goodbye:
@@ -137,19 +137,19 @@ class DirectRunner:
             self._claims.join(drain)
             self._engine.is_hungry = True
             if running := len(self._engine.running()):
-                logger.info("waiting up to %g s for what runs here (%d)", drain, running)
+                logger.info("waiting up to %g s for %d running here", drain, running)
             if not self._engine.wait_idle(started + drain):
-                logger.warning("after %g s something still runs here; it is interrupted", drain)
+                logger.warning("interrupting what still runs here after %g s", drain)
             deadline = started + drain + AFTER_DRAIN
             written = self._engine.shutdown(deadline - GOODBYE)
             if left := len(self._backlog):
-                logger.info("%d rows that were pushed here did not start; they are left to runjobs", left)
+                logger.info("%d executions that were pushed here did not start and are left to runjobs", left)
             self._say_goodbye(reason)
             self._beats.join(max(deadline - time.monotonic(), 0.1))
             return written
 
     def _claim(self, left: dict[UUID, Entry], queue: str, now: datetime) -> None:
-        """Start rows of one queue; take out of `left` what started, what others took and what a pause holds back."""
+        """Start rows of one queue; remove from `left` those that started, were taken by others, or are paused."""
         paused_jobs, paused_queues = self._pauses()
         limited = concurrency.names()
         known = registry.names() - paused_jobs
@@ -183,19 +183,19 @@ class DirectRunner:
             del left[row.pk]
 
     def _still_waiting(self, told: Collection[UUID], names: Collection[str]) -> dict[UUID, str]:
-        """Return the job names of rows that may yet be run here: pending, or of a claim whose reply was lost."""
+        """Return the job names of rows that may still run here: pending, or of a claim whose reply was lost."""
         strays = Q(status=Status.RUNNING, worker_id=self._liveness.worker_id)
         rows = JobExecution.objects.using(self._using).filter(Q(status=Status.PENDING) | strays, pk__in=list(told))
         owned = set(self._engine.owned())
         return {pk: name for pk, name in rows.values_list("pk", "job_name") if name in names and pk not in owned}
 
     def _pauses(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the paused jobs and queues as they were less than a second ago."""
+        """Return the paused jobs and queues, as of less than a second ago."""
         asked_at, jobs, queues = self._paused
         now = time.monotonic()
         if now - asked_at > PAUSES_FOR:
             jobs, queues = pauses.paused(self._using)
-            # The answer may be out of date from when it was asked for.
+            # Aged from before the query, as the answer may be out of date at once.
             self._paused = (now, jobs, queues)
         return jobs, queues
 
@@ -205,7 +205,7 @@ class DirectRunner:
             if not self._engine.running():
                 self._engine.hurry()
         if len(self._backlog) and self.is_open:
-            # A slot that becomes free wakes this loop; rows to be tried again do not, nor does a writer that lagged.
+            # A slot that becomes free wakes this loop; rows to be tried again do not, nor does a finisher that lagged.
             return SOON
         rest = RESTS[min(self._rests, 1)]
         self._rests += 1
@@ -220,14 +220,14 @@ class DirectRunner:
 
     def _beat(self, now: datetime | None = None) -> float:
         if self._goodbye:
-            # In this thread, whose connection works if any does: nobody waits for the database for ever.
+            # In this thread, whose connection works if any does, so that nobody waits for the database for ever.
             self._beats.stop()
             try:
                 if self._is_registered:
                     self._liveness.retire(self._goodbye)
             finally:
                 if self.is_broken:
-                    # Nobody else does, since this was no end() that anybody waits for.
+                    # No caller of end() waits for this, so nobody else would do it.
                     self._engine.shutdown(time.monotonic() + GOODBYE)
         elif self._is_registered:
             return self._liveness.tick(now)
@@ -242,13 +242,13 @@ class DirectRunner:
             return
         self.is_open = False
         logger.error(
-            "every slot of pid %d is stuck in a handler that does not stop; until this process is restarted it runs no "
-            "more jobs, and leaves them to runjobs",
+            "every slot of pid %d is stuck in a handler that does not stop; until this process is restarted, it leaves "
+            "all jobs to runjobs",
             self._liveness.pid,
         )
 
     def _on_death(self, error: BaseException) -> None:
-        """Give up: what runs is not written by this process any more, and rescued from it since it said goodbye."""
+        """Give up: this process does not write its running rows any more; as it is marked stopped, they are rescued."""
         self.is_open = False
         self.is_broken = True
         self._claims.stop()

@@ -1,4 +1,4 @@
-"""What a run's outcome means for its row; asked by the finisher, and by atomic runs inside their own transaction."""
+"""From a run's outcome to its row's new state; for the finisher, and for atomic runs inside their transaction."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ UNSTORABLE = "The outcome could not be stored; see the log of the worker."
 
 
 def ending_of(run: Run, now: datetime, *, surplus: bool = False) -> Ending | None:
-    """Return the row's new state for a run's outcome; None when the row is not this run's any more.
+    """Return the row's new state for a run's outcome; None when the row no longer belongs to this run.
 
-    `surplus`: so many newer successes of the job are there that this one would not be kept.
+    `surplus` says that there are enough newer successes of the job that this one would not be kept.
     """
     row, job, outcome = run.execution, run.job, run.outcome
     if isinstance(outcome, Ok) and (surplus or job.retention(Status.OK) == 0):
@@ -47,7 +47,7 @@ def ending_of(run: Run, now: datetime, *, surplus: bool = False) -> Ending | Non
 
 
 def surplus_of(batch: Sequence[Run]) -> set[Run]:
-    """Return the successes of a batch that newer ones of it push out at once: deleted, they cost less than updated."""
+    """Return the successes of a batch that newer ones in it replace at once: deleting them is cheaper than updating."""
     successes: dict[str, list[Run]] = {}
     for run in batch:
         if isinstance(run.outcome, Ok) and not run.recorded:
@@ -61,7 +61,7 @@ def surplus_of(batch: Sequence[Run]) -> set[Run]:
 
 
 def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
-    """Return what writes an atomic run's end inside the handler's own transaction; False says ownership was lost."""
+    """Return a function that writes an atomic run's end in the handler's transaction; False if the row is lost."""
 
     def finish_inside(outcome: Outcome) -> bool:
         run.outcome = outcome
@@ -70,7 +70,7 @@ def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
         if ending is None:
             return False
         if ending.drop:
-            # Kept until the commit is known: a deleted row could not tell a lost reply from a lost row.
+            # Kept until the commit is certain: if the reply is lost, a deleted row could not tell whether it happened.
             ending = transitions.succeed(run.execution, logs=ending.logs, progress=ending.progress)
         return bool(transitions.finish([ending], now=now, using=using))
 
@@ -78,7 +78,7 @@ def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
 
 
 def settler(run: Run, using: str) -> Callable[[], bool]:
-    """Return what tells, after a commit whose reply was lost, whether the run's end is in the database."""
+    """Return a function that tells, after a commit whose reply was lost, whether the run's end is in the database."""
 
     def settle() -> bool:
         connections[using].close()

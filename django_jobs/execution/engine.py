@@ -1,4 +1,4 @@
-"""Run claimed rows from slot to written end; fed by the worker role of runjobs and by processes in direct mode."""
+"""Run claimed rows, from slot to written end; used by the worker role of runjobs and by processes in direct mode."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from django_jobs.loop import Loop, OnDeath
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 
-# After the drain: for signalling and interrupting what still runs, for writing how it ended, for saying goodbye.
+# Seconds after the drain: to signal and interrupt what still runs, to write how it ended, to close the worker's row.
 AFTER_DRAIN = 7.0
 GOODBYE = 1.5
 
 
 class Engine:
-    """Runs rows in slots; one thread writes how they ended, one tells receivers, one watches the rows.
+    """Runs rows in slots; one thread writes how they ended, one sends the signals, one watches the rows.
 
     Its owner claims up to `room` rows and submits them. `on_free` is called when there is room again after it was full;
     `on_fewer` with the names of jobs with `concurrency=` whose runs ended, so that others may start; `on_recycle` as in
@@ -46,9 +46,9 @@ class Engine:
         self._liveness = liveness
         self._using = using
         self._on_fewer = on_fewer
-        # Did the last claim find less than there was room for? Set by the owner.
+        # Did the last claim find fewer rows than there was room for? Set by the owner.
         self.is_hungry = True
-        # How many runs were written, by the status that their rows got.
+        # How many ends were written, by the status that the row got.
         self.ended: Counter[str] = Counter()
         self._announcer = Announcer(on_death=on_death)
         self._finisher = Finisher(using=using, tell=self._tell, is_quiet=self._is_quiet, on_death=on_death)
@@ -65,18 +65,18 @@ class Engine:
 
     @property
     def loops(self) -> Sequence[Loop]:
-        """What has to turn while it runs."""
+        """The loops that have to turn while it runs."""
         return self._watch, self._pool.ladder
 
     @property
     def room(self) -> int:
-        """How many more rows may be claimed now: none while ends, or receivers of signals, lag far behind."""
+        """How many more rows may be claimed now: none while writes or receivers of signals lag far behind."""
         if self._finisher.is_congested or self._announcer.is_congested:
             return 0
         return max(self._pool.free, 0)
 
     def submit(self, rows: Sequence[JobExecution]) -> None:
-        """Run rows that were just claimed, of which there are at most `room`; see Pool.submit()."""
+        """Run rows that were just claimed, at most `room` of them; see Pool.submit()."""
         self._pool.submit([self._run_of(row) for row in rows])
 
     def look(self) -> None:
@@ -84,7 +84,7 @@ class Engine:
         self._watch.wake()
 
     def hurry(self) -> None:
-        """Write what ended without waiting for more."""
+        """Write the ends there are without waiting for more."""
         self._finisher.hurry()
 
     @property
@@ -97,24 +97,24 @@ class Engine:
         return self._pool.running()
 
     def owned(self) -> list[UUID]:
-        """Every execution this process holds: in a slot, or ended and not written yet."""
+        """Every execution that this process holds: in a slot, or ended but not written yet."""
         # In this order: a run moves from the pool to the finisher.
         return [*self._pool.running(), *self._finisher.unwritten()]
 
     def unstored(self) -> set[UUID]:
-        """Executions whose handlers ended here, and whose ends could not be stored."""
+        """Executions whose handlers ended here but whose ends could not be stored."""
         return self._finisher.unstored
 
     def cancel(self, run: Run) -> None:
-        """Tell a run that its cancel was asked for."""
+        """Tell a run that its cancellation was requested."""
         self._pool.cancel(run)
 
     def lost(self, run: Run) -> None:
-        """Tell a run that its row is somebody else's."""
+        """Tell a run that its row no longer belongs to it."""
         self._pool.lost(run)
 
     def wait_idle(self, deadline: float) -> bool:
-        """Wait for what runs until the monotonic `deadline`; return whether all of it ended and was written."""
+        """Wait for running executions until the monotonic `deadline`; return whether all ended and were written."""
         while not self.is_idle and time.monotonic() < deadline:
             self._finisher.hurry()
             time.sleep(0.01)
@@ -123,7 +123,7 @@ class Engine:
     def shutdown(self, deadline: float) -> bool:
         """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`.
 
-        Return whether all ends were written. What is submitted meanwhile is stopped as well.
+        Return whether all ends were written. Rows that are submitted meanwhile are stopped as well.
         """
         if not self._pool.is_idle:
             self._pool.interrupt_all(give_up_at=deadline - 2)
@@ -150,5 +150,5 @@ class Engine:
         return run
 
     def _is_quiet(self) -> bool:
-        """Whether no more ends are to be expected soon, so that waiting for a fuller batch is in vain."""
+        """Whether no more ends are expected soon, so that waiting for a fuller batch would be in vain."""
         return self.is_hungry and self._pool.busy <= 1

@@ -1,4 +1,4 @@
-"""Turn any exception into storable text: the entry of a row's error history, its one-line message, its fingerprint."""
+"""Turn any exception into storable text: an entry of a row's error history, a one-line message, a fingerprint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error_entry(run: Run, exception: BaseException, message: str, trace: str | N
 
 
 def message_of(exception: BaseException) -> str:
-    """Return the text of an exception; "<str() failed>" where it has none to give."""
+    """Return the text of an exception; "<str() failed>" when str() raises."""
     return clean_text(exception, MESSAGE_LENGTH)
 
 
@@ -58,7 +58,7 @@ def class_name(exception: BaseException) -> str:
 
 
 def fingerprint(job_name: str, exception: BaseException) -> str:
-    """Return what is the same for the same fault: a digest of job, class and the innermost function of user code.
+    """Return a digest that is the same for the same fault: of job, class and the innermost function of user code.
 
     Neither the text nor line numbers are part of it: they differ from run to run and from release to release.
     """
@@ -74,12 +74,12 @@ def fingerprint(job_name: str, exception: BaseException) -> str:
 
 
 def stack_text(frame: FrameType | None) -> str:
-    """Return where a thread is, without our own frames at the bottom."""
+    """Return the stack of a thread as text, without our own frames at its bottom."""
     if frame is None:
         return ""
     try:
         stack = traceback.extract_stack(frame)
-    except Exception:  # noqa: BLE001 - the thread runs on while its stack is read
+    except Exception:  # noqa: BLE001 - the thread goes on while its stack is read
         return ""
     ours = [place for place, summary in enumerate(stack) if summary.filename.startswith(_HERE)]
     return "Where the handler was:\n" + "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))
@@ -99,7 +99,7 @@ def _own_dropped(trace: TracebackType | None) -> TracebackType | None:
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_HERE):
         inner = inner.tb_next
-    # An exception of ours has no other frames.
+    # Unless nothing would be left, as in an exception of our own.
     return inner or trace
 
 

@@ -1,7 +1,7 @@
 """Run one claimed execution and return its outcome: the only place where a handler is called; called by the pool.
 
-Nothing a handler does gets out of here: every exception becomes an outcome, and what it changed in its context
-(language, time zone, decimal precision, context variables) ends with it.
+Nothing that a handler does escapes: every exception becomes an outcome, and its changes to its context (language,
+time zone, decimal precision, context variables) end with it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobs")
 
-# How long a slot waits for the database to tell what became of a commit; after it the fence decides.
+# Seconds for which a slot waits for the database to tell what became of a commit; after that the fence decides.
 SETTLE_PATIENCE = 60.0
 _NOTHING = object()
 Call = Callable[..., Any]
-# The handler inside its middleware, made once per function and list of middleware.
+# Handlers wrapped in their middleware, made once per function and list of middleware.
 _wrapped: dict[Call, tuple[tuple[Any, ...], Call]] = {}
 
 
 def execute(run: Run) -> Outcome:
-    """Run the handler in this thread and return what came of it; never raises.
+    """Run the handler in this thread and return the outcome; never raises.
 
-    With `run.interrupted` the thread is not to be used again. With `run.abandoned` somebody else has ended the row
-    meanwhile and the outcome is Lost.
+    If `run.interrupted` is true afterwards, the thread must not be used again; if `run.abandoned` is, the row was ended
+    without this run and the outcome is Lost.
     """
     manage = run.manage_connections
     if manage:
@@ -63,9 +63,9 @@ def execute(run: Run) -> Outcome:
 
 
 async def aexecute(run: Run) -> Outcome:
-    """See execute(); for handlers that are coroutines, on the loop they run on. Raises only when itself cancelled."""
+    """See execute(); for coroutine handlers, on the loop they run on. Raises only when it is cancelled itself."""
     run.context = Context()
-    # Synchronous code of the run, the ORM above all, gets a thread of its own: one blocked run holds up no other.
+    # Synchronous code of the run, above all the ORM, gets a thread of its own, so that a blocked run holds up no other.
     own_thread = ThreadSensitiveContext()
     if run.manage_connections:
         run.context.run(SyncToAsync.thread_sensitive_context.set, own_thread)
@@ -77,7 +77,7 @@ async def aexecute(run: Run) -> Outcome:
         if not task.done():
             task.cancel()
             raise
-        # An interrupt that came in the handler's last step: the task counts as cancelled, but the handler had ended.
+        # An interrupt came in the handler's last step: the task counts as cancelled, although the handler had ended.
         outcome = run.outcome or judgement.raised(run, asyncio.CancelledError())
     except BaseException as error:  # noqa: BLE001 - as above
         outcome = judgement.failed(run, error)
@@ -89,14 +89,14 @@ async def aexecute(run: Run) -> Outcome:
 def _dismiss(own_thread: ThreadSensitiveContext) -> None:
     executor = SyncToAsync.context_to_thread_executor.pop(own_thread, None)
     if executor is not None:
-        # Not waited for: the thread may still be in a call that the end of its handler did not stop.
+        # Not waited for: the thread may still be in a call that outlives its handler.
         executor.submit(close_all)
         executor.shutdown(wait=False)
 
 
 def _ended(run: Run, outcome: Outcome) -> Outcome:
     run.capture.close()
-    # Whoever gave the run up has set its outcome.
+    # The ladder gave the run up and set its outcome.
     if run.gate.abandoned:
         return Lost()
     run.outcome = outcome
@@ -118,10 +118,10 @@ def _execute(run: Run) -> Outcome:
             if value is not None and inspect.isawaitable(value):
                 awaitable, value = value, _NOTHING
                 value = _run_awaitable(run, awaitable)
-        except BaseException as raised:  # noqa: BLE001 - SystemExit and KeyboardInterrupt of a handler are failures too
+        except BaseException as raised:  # noqa: BLE001 - a handler's SystemExit or KeyboardInterrupt is a failure too
             error = raised
         gate.close()
-    except BaseException as interrupt:  # noqa: BLE001 - sent while the handler was leaving: it lands here, once
+    except BaseException as interrupt:  # noqa: BLE001 - sent while the handler was leaving, it lands here, once
         gate.close()
         late = value is not _NOTHING
         if not late and error is _NOTHING:
@@ -155,19 +155,19 @@ async def _handle_async(run: Run) -> Outcome:
 
 
 def _execute_atomic(run: Run) -> Outcome:
-    """Run the handler and write the end of its row in one transaction: both are there, or neither."""
+    """Run the handler and write the end of its row in one transaction: both are stored, or neither."""
     outcome: Outcome | None = None
     committed: list[bool] = []
     alias = jobs_alias()
     try:
         with transaction.atomic(using=alias):
-            # The first hook of the transaction: the project's own, which may raise, come after it.
+            # The first hook of the transaction: the project's hooks, which may raise, come after it.
             transaction.on_commit(lambda: committed.append(True), using=alias)
             outcome = _execute(run)
             if not isinstance(outcome, Ok):
                 raise _RollBack
             if run.finish_inside is not None:
-                # Whoever gave the run up has ended its row already.
+                # If the run was given up, its row has been ended already.
                 if run.gate.abandoned or not run.finish_inside(outcome):
                     outcome = Lost()
                     raise _RollBack
@@ -180,18 +180,18 @@ def _execute_atomic(run: Run) -> Outcome:
 
 
 class _RollBack(Exception):
-    """The handler's transaction is not to be kept."""
+    """The handler's transaction must not be committed."""
 
 
 def _after_commit_failed(run: Run, outcome: Outcome | None, error: BaseException, *, committed: bool) -> Outcome:
     if outcome is not None and not isinstance(outcome, Ok):
-        # The rollback itself failed: what the handler came to stands.
+        # The rollback itself failed; the handler's outcome stands.
         return outcome
     if outcome is not None and committed:
         logger.error("a commit hook of %s raised; the job's own effects stand", run.job.name, exc_info=error)
         return outcome
     unanswered = run.recorded and isinstance(error, OperationalError | InterfaceError)
-    # Only the row knows whether a commit happened whose answer was lost.
+    # The reply to the commit was lost; only the row tells whether it happened.
     if outcome is not None and unanswered and _settle(run):
         return outcome
     run.recorded = False
@@ -199,7 +199,7 @@ def _after_commit_failed(run: Run, outcome: Outcome | None, error: BaseException
 
 
 def _settle(run: Run) -> bool:
-    """Look at the row until the database answers, unless that takes too long or the run is given up meanwhile."""
+    """Return whether the row says that the commit happened; waits for the database, unless the run is given up."""
     until, pause = time.monotonic() + SETTLE_PATIENCE, 0.05
     while True:
         try:
@@ -207,14 +207,14 @@ def _settle(run: Run) -> bool:
         except Exception as error:
             waits = time.monotonic() < until and not run.gate.abandoned
             if not waits or not is_connection_loss(error, jobs_alias()):
-                logger.exception("whether the commit of %s happened could not be found out", run.job.name)
+                logger.exception("cannot tell whether the commit of %s happened", run.job.name)
                 return False
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
 
 
 def _prepare(run: Run) -> tuple[Call, tuple[Any, ...], dict[str, Any]] | Outcome:
-    """Make what the handler is called with, and its context the current one; an outcome if it is not to be called."""
+    """Return the call of the handler, and enter its context; or an outcome, if it is not to be called."""
     if run.signal.peek() is not None and (outcome := judgement.before_start(run)) is not None:
         return outcome
     job = run.job

@@ -1,8 +1,8 @@
-"""The one place where an exception may enter a running handler, and the shield that keeps it out of our own code.
+"""The only way for an exception into a running handler, and the shield that keeps it out of our own code.
 
 At most one exception is sent to a run. It is sent under the gate's lock, while the handler is inside and no shield is
-up; whoever closes the gate or raises a shield first takes what is on its way. So it can land in the handler or in
-close(), and nowhere else. (Python swallows one that lands in a finalizer; the ladder then gives the run up.)
+up; closing the gate and raising a shield first take an exception that is on its way. So it can land in the handler or
+in close(), and nowhere else. (Python swallows one that lands in a finalizer; the ladder then gives the run up.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from enum import Enum
 from types import FrameType
 
-# An exception between taking a lock and the `try` after it would leave the lock held for ever. `with lock` has no such
-# gap, but these modules have, and everybody shares their locks: not while the thread is in one of them.
+# An exception between taking a lock and the following `try` would leave the lock held for ever. `with lock` has no such
+# gap, but these modules have one, and their locks are shared: nothing is sent while the thread is in one of them.
 _FRAGILE = ("logging", "importlib._bootstrap", "django_jobs.")
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -24,11 +24,11 @@ _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 class Sent(Enum):
-    """What became of an exception for a handler."""
+    """What became of an exception that was meant for a handler."""
 
     YES = "on its way, or already there"
     SHIELDED = "raised by the shield when it ends"
-    LATER = "the thread is in code that must not be cut; ask again in a moment"
+    LATER = "the thread is in code that must not be interrupted; ask again in a moment"
     NEVER = "the handler is not running"
 
 
@@ -41,7 +41,7 @@ class Gate:
         self.lock = threading.Lock()
         self.thread_id = 0
         self.inside = False
-        # Was an exception let in? Then the thread is not to be used again.
+        # Was an exception let in? Then the thread must not be used again.
         self.sent = False
         # Has the run been given up while its handler was still inside?
         self.abandoned = False
@@ -53,26 +53,26 @@ class Gate:
         self._task: asyncio.Task[object] | None = None
 
     def open(self) -> None:
-        """Let the handler of this thread be reached from now on."""
+        """Make the handler in this thread reachable."""
         self.thread_id = threading.get_ident()
         self.inside = True
 
     def open_task(self) -> None:
-        """Let the handler in the current task be reached from now on."""
+        """Make the handler in the current task reachable."""
         self._is_task = True
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self.open()
 
     def close(self) -> None:
-        """Take the handler out of reach; safe to repeat.
+        """Make the handler unreachable; safe to repeat.
 
         An exception that was on its way is raised here, once: the caller catches it and closes the gate again.
         """
         with self.lock:
             self.inside = False
             self._due = None
-            # The task holds the context that holds this.
+            # Breaks a cycle: the task holds the context, which holds this gate.
             self._loop = self._task = None
         if self.sent and not self._is_task:
             _checkpoint()
@@ -82,7 +82,7 @@ class Gate:
 
         `insist` sends it even while the thread is in fragile code.
         """
-        # Ask for a fresh turn of the interpreter lock: what is seen below is then still true when it is acted on.
+        # Take a fresh turn of the interpreter lock, so that what is seen below is still true when it is acted on.
         time.sleep(0)
         with self.lock:
             if not self.inside:
@@ -106,7 +106,7 @@ class Gate:
             return Sent.YES
 
     def abandon(self) -> bool:
-        """Give the run up if its handler is still inside; from then on its outcome counts for nothing."""
+        """Give the run up if its handler is still inside; its outcome is ignored from then on."""
         with self.lock:
             if self.inside:
                 self.abandoned = True
@@ -128,11 +128,11 @@ class Gate:
                 raise
 
     def __exit__(self, *_: object) -> None:
-        """Lower the shield, and raise what waited for that."""
+        """Lower the shield, and raise an exception that waited for it."""
         if threading.get_ident() != self.thread_id:
             return
         with self.lock:
-            # An exception that landed while the shield went up left the count as it was.
+            # __enter__() raised before it counted.
             self._depth -= 1
             due = self._due
             if due is None or self._depth > 0 or self.sent or not self.inside:
@@ -145,7 +145,7 @@ class Gate:
             raise due()
 
     def stack(self) -> FrameType | None:
-        """Return the frame the handler's thread is in; None for handlers that are coroutines."""
+        """Return the frame that the handler's thread is in; None for coroutine handlers."""
         return None if self._is_task else sys._current_frames().get(self.thread_id)
 
     def _cancel_task(self) -> None:
@@ -163,4 +163,4 @@ def _is_fragile(frame: FrameType | None) -> bool:
 
 
 def _checkpoint() -> None:
-    """Do nothing: an exception that was sent to this thread is raised at the latest when a function begins."""
+    """Do nothing: an exception that was sent to this thread is raised at the latest when a function is entered."""

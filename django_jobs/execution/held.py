@@ -1,4 +1,4 @@
-"""Ended runs whose rows another transaction holds, and when to try them again; kept by the finisher."""
+"""Ended runs whose rows another transaction holds, until they are tried again; kept by the finisher."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_PAUSE = 1.0
 
 
 class Held:
-    """Keeps these runs out of the batches that they would hold up; all are tried again together, after a pause.
+    """Keeps such runs out of the batches that they would hold up; all are tried again together, after a pause.
 
-    Only the finisher's thread changes it; it may be read from any.
+    Changed only by the finisher's thread; may be read from any.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Held:
         return sum(run.size for run in self.runs)
 
     def put(self, runs: Sequence[Run]) -> None:
-        """Take over runs whose rows were passed over; those that come back wait longer."""
+        """Add runs whose rows were held; those that come back wait longer."""
         if not runs:
             return
         again = sum(run.execution.pk in self._tried for run in runs)
-        # Not at the first time: writes of our own hold a row for a moment as well.
+        # Not the first time: our own writes hold a row for a moment as well.
         if again and self._pause == PAUSE:
             logger.warning("the outcomes of %d runs wait for another transaction that holds their rows", again)
         self._pause = min(self._pause * 2, MAX_PAUSE) if again else PAUSE
@@ -45,10 +45,10 @@ class Held:
         self.runs += tuple(runs)
 
     def seconds_left(self) -> float | None:
-        """Return how long to wait until they are due; None when there are none."""
+        """Return the seconds until they are due; None when there are none."""
         return max(self._due_at - time.monotonic(), 0.0) if self.runs else None
 
     def clear(self) -> None:
-        """Forget the runs, which somebody else looks after now."""
+        """Forget the runs, which the finisher has taken over."""
         self._tried = {run.execution.pk for run in self.runs}
         self.runs = ()

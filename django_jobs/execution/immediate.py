@@ -1,4 +1,4 @@
-"""Run rows at once in the thread that pushed them, on its connections; what the immediate dispatcher calls."""
+"""Run rows at once in the thread that pushed them, on its connections; for the immediate dispatcher."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ROLE = "immediate"
 
 
 def run_now(queue: str, ids: Sequence[UUID], *, using: str) -> None:
-    """Run these rows one after the other; what is paused, at its limit or somebody else's by now stays as it is.
+    """Run these rows one after the other; those that are paused, at their limit or taken by now are left alone.
 
-    Nothing a handler raises gets out, except a KeyboardInterrupt, once its row is written.
+    Nothing that a handler raises escapes, except a KeyboardInterrupt, once its row is written.
     """
     if queue in pauses.paused_queues(using):
         return
@@ -45,17 +45,17 @@ def run_now(queue: str, ids: Sequence[UUID], *, using: str) -> None:
 
 @contextlib.contextmanager
 def _registered(using: str) -> Iterator[Liveness]:
-    """Be a worker for the length of the block, and leave no trace of it."""
+    """Register as a worker while the block runs, and leave no trace of it."""
     liveness = Liveness(roles=[ROLE], queues=[], names=[], slots=1, using=using)
     liveness.register()
     rests = [get_settings().heartbeat_interval]
 
     def beat(now: datetime | None = None) -> float:
-        # Mostly it is all over before the first beat is due.
+        # Usually everything is over before the first beat is due.
         return rests.pop() if rests else liveness.tick(now)
 
     beats = Loop(beat, name="beat")
-    # Inside a transaction (a test's) nobody else sees these rows, nor does another connection.
+    # Inside a transaction, such as a test's, no other process or connection sees these rows.
     if not connections[using].in_atomic_block:
         beats.start()
     try:
@@ -83,7 +83,7 @@ def _claim(pk: UUID, queue: str, names: frozenset[str], liveness: Liveness) -> l
     rows = JobExecution.objects.using(using).pending().filter(pk=pk, job_name__in=names & limited)
     for name in rows.values_list("job_name", flat=True):
         job = registry.get(name)
-        # Twice: the first run of a job there ever was only makes the row of its state, which is the lock.
+        # Twice: the first claim ever of a job only makes the row of its state, which serves as the lock.
         for _ in range(2):
             if claimed := transitions.claim_within(job, **options):
                 return claimed
@@ -105,13 +105,13 @@ def _run(row: JobExecution, liveness: Liveness) -> None:
         announce(run, status, now)
         _keep_few(run, status, now, using)
     if isinstance(outcome, Failed) and isinstance(outcome.exception, KeyboardInterrupt):
-        # Somebody wants this process to stop, not only the job.
+        # Ctrl-C is meant for this process, not only for the job.
         raise outcome.exception
 
 
 @contextlib.contextmanager
 def _kept_usable(connection: Any) -> Iterator[None]:
-    """Undo what a handler did to the caller's transaction where an error of the database left that unusable."""
+    """Roll back what a handler did if a database error has left the caller's transaction unusable."""
     if not connection.in_atomic_block:
         yield
         return
@@ -127,7 +127,7 @@ def _kept_usable(connection: Any) -> Iterator[None]:
 
 
 def _write(run: Run, now: datetime, using: str) -> Status | None:
-    """Write how a run ended; return the status that its row got, None if the row was not the run's any more."""
+    """Write how a run ended; return the status that its row got, None if the row no longer belonged to the run."""
     if run.recorded:
         return Status.OK
     ending = ending_of(run, now)
@@ -141,13 +141,13 @@ def _write(run: Run, now: datetime, using: str) -> Status | None:
 
 
 def _finish(ending: Ending, now: datetime, using: str) -> Status | None:
-    # A savepoint in the transaction of a test, so that what is refused can be written otherwise.
+    # A savepoint in the transaction of a test, so that something else can be written if this is refused.
     with transaction.atomic(using=using):
         return transitions.finish([ending], now=now, using=using).get(ending.execution_id)
 
 
 def _keep_few(run: Run, status: Status, now: datetime, using: str) -> None:
-    """Delete what the job does not keep, as the finisher does."""
+    """Delete executions that the job does not keep, as the finisher does."""
     keep = run.job.retention(status) if status in FINAL else None
     if keep == 0:
         retention.discard([run.execution.pk], using=using)

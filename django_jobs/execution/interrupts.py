@@ -1,4 +1,4 @@
-"""The one ladder by which a run is stopped: signal, exception, giving up; ticked by the pool, climbed run by run."""
+"""The ladder by which every run is stopped (signal, exception, giving up); ticked by the pool."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobs")
 
-# With nothing due; a registration or a cancel wakes the loop earlier.
+# Seconds with nothing due; a registration or a cancel wakes the loop earlier.
 IDLE = 60.0
-# At least so long a handler has to leave after the exception, also with a grace of 0.
+# Seconds that a handler has at least to clean up after the exception, even with a grace of 0.
 _UNWIND = 0.2
-# Between looks at a thread that is in code which must not be cut, and how many of them are made.
+# Seconds between looks at a thread in code that must not be interrupted, and the number of looks.
 _PAUSE = 0.005
 _LOOKS = 100
-# Between looks at a handler that is shielded, or has not begun.
+# Seconds between looks at a handler that is shielded, or has not begun.
 _LONG_PAUSE = 0.1
-# A handler that is being cancelled but may not be interrupted is waited for without end.
+# A cancelled handler that must not be interrupted is waited for without end.
 _NEVER = math.inf
 
 OnAbandoned = Callable[["Run", "Outcome"], object]
@@ -49,10 +49,10 @@ class _Climb:
 
 
 class Interrupter:
-    """Stops the runs of one pool when they are cancelled, late, lost, or in the way of a shutdown.
+    """Stops the runs of one pool when they are cancelled, late or lost, or at a shutdown.
 
-    `on_abandoned(run, outcome)` is called from tick() for a run whose handler did not stop: end its row with the
-    outcome, replace its slot. `wake` makes the loop tick at once.
+    `on_abandoned(run, outcome)` is called from tick() for a run whose handler did not stop: it has to end the row with
+    the outcome and replace the slot. `wake` makes the loop tick at once.
     """
 
     def __init__(self, *, grace: float, on_abandoned: OnAbandoned, wake: Callable[[], object] = lambda: None) -> None:
@@ -66,7 +66,7 @@ class Interrupter:
         self._shutdown: tuple[float, float] | None = None
 
     def register(self, run: Run) -> None:
-        """Watch over a run; before execute()."""
+        """Watch a run; to be called before execute()."""
         self._runs[run] = None
         if self._shutdown is not None:
             self._tell_shutdown(run)
@@ -74,7 +74,7 @@ class Interrupter:
             self._wake()
 
     def unregister(self, run: Run) -> None:
-        """Forget a run; after execute(). Safe to repeat, also for runs that were given up."""
+        """Forget a run; to be called after execute(). Safe to repeat, and for runs that were given up."""
         self._runs.pop(run, None)
 
     @property
@@ -87,11 +87,11 @@ class Interrupter:
         self._tell_and_wake(run, "cancelled", monotonic() if now is None else now)
 
     def lost(self, run: Run, now: float | None = None) -> None:
-        """Begin to stop a run whose row belongs to somebody else now; safe to repeat."""
+        """Begin to stop a run that has lost its row; safe to repeat."""
         self._tell_and_wake(run, "lost", monotonic() if now is None else now)
 
     def shutdown(self, *, give_up_at: float | None = None, now: float | None = None) -> None:
-        """Begin to stop every run, also those registered later; by `give_up_at` (monotonic) the last is given up."""
+        """Begin to stop every run, including later ones; at the monotonic `give_up_at` the last is given up."""
         now = monotonic() if now is None else now
         limit = now + 2 * self._grace if give_up_at is None else give_up_at
         self._shutdown = (now, limit)
@@ -100,9 +100,9 @@ class Interrupter:
         self._wake()
 
     def tick(self, now: float | None = None) -> float:
-        """Move every run that is due one step up; return the seconds until the next one is. Never raises."""
+        """Take every due run one step up; return the seconds until the next is due. Never raises."""
         now = monotonic() if now is None else now
-        # Registrations that come while this looks around are to wake the loop.
+        # So that registrations that come in the meantime wake the loop.
         self._next_at = math.inf
         delay = IDLE
         for run in self.runs:
@@ -131,7 +131,7 @@ class Interrupter:
                 if run.deadline is not None and not climb.timed_out:
                     times.append(run.deadline)
                 return max(min(times) - now, 0.0)
-            # Only for a run that is not inside its handler just now, and is looked at again.
+            # Only when the run is not inside its handler at the moment; it is looked at again.
             climb.give_up_at = now + self._grace
         self._give_up(run)
         return self._grace
@@ -154,7 +154,7 @@ class Interrupter:
     def _give_up(self, run: Run) -> None:
         if not run.gate.inside:
             return
-        # The stack is read while the handler is still there to be seen.
+        # Reads the stack, so before the run is abandoned.
         outcome = given_up(run)
         if run.gate.abandon():
             self._runs.pop(run, None)
@@ -169,7 +169,7 @@ class Interrupter:
         if self._shutdown is None:
             return
         told_at, give_up_at = self._shutdown
-        # There may be less time than two steps take: the exception comes at half of it, so that handlers can clean up.
+        # There may be too little time for two steps: the exception comes at half of it, so that handlers can clean up.
         grace = min(self._grace, (give_up_at - told_at) / 2)
         with self._lock:
             self._tell(run, "shutdown", told_at, grace=grace, give_up_at=give_up_at)
@@ -177,7 +177,7 @@ class Interrupter:
     def _tell(
         self, run: Run, reason: Reason, now: float, *, grace: float | None = None, give_up_at: float = _NEVER
     ) -> None:
-        """Set the signal and the instants of the next steps; a second reason only brings them forward."""
+        """Set the signal and the times of the next steps; a second reason can only bring them forward."""
         if run not in self._runs:
             return
         climb = self._runs[run]

@@ -1,4 +1,4 @@
-"""Decide what a run came to: from how its handler ended, and from what it was told meanwhile."""
+"""Decide the outcome of a run, from how its handler ended and what it had been told."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_jobs")
 
 _OK = Ok()
-# Of a retry whose own back-off failed.
+# Seconds before a retry whose backoff function failed.
 _FALLBACK_DELAY = 60.0
 
 
 def returned(run: Run, value: object, *, late: bool = False) -> Outcome:
-    """Judge a normal return; `late` says that an exception sent to the handler missed it, since it had returned."""
+    """Judge a normal return; `late` says that an exception was sent, but the handler had already returned."""
     reason = run.signal.peek()
     overdue = run.deadline is not None and monotonic() > run.deadline
     if reason is None and not overdue:
@@ -61,13 +61,13 @@ def raised(run: Run, exception: BaseException) -> Outcome:
     if reason == "shutdown" and obeyed:
         return _released(run, None if told else exception)
     if isinstance(exception, Cancelled):
-        # Nobody asked: the handler itself calls its run off.
+        # Nobody asked for it: the handler cancels its own run.
         return _aborted_by(run, exception)
     return failed(run, exception)
 
 
 def given_up(run: Run) -> Outcome:
-    """Judge a run whose handler did not stop although it was told, and is still there."""
+    """Judge a run whose handler was told to stop and has not."""
     reason = run.signal.peek()
     if reason == "cancelled":
         return Aborted()
@@ -78,7 +78,7 @@ def given_up(run: Run) -> Outcome:
 
 
 def before_start(run: Run) -> Outcome | None:
-    """Say how a run ends that was told to stop before its handler began; None: nothing stands against it."""
+    """Return the outcome of a run that was told to stop before its handler began; None if it may begin."""
     match run.signal.peek():
         case None | "timeout":
             return None
@@ -91,7 +91,7 @@ def before_start(run: Run) -> Outcome | None:
 
 
 def failed(run: Run, exception: BaseException, *, message: str | None = None, trace: str | None = None) -> Failed:
-    """Return the failure with its texts and, where tries are left and the policy agrees, the delay to the next try."""
+    """Return the failure with its texts and, if attempts are left and the policy agrees, the delay of the next."""
     text = message_of(exception) if message is None else message
     return Failed(
         exception=exception,
@@ -123,7 +123,7 @@ def _delay(run: Run, exception: BaseException) -> float | None:
 
 
 def _released(run: Run, exception: BaseException | None = None) -> Outcome:
-    """Hand the row back, or, without retry, end it: its handler began, and is never started twice."""
+    """Hand the row back; or, without retry, end it: its handler has begun, and must not start twice."""
     if run.job.has_retry:
         return Released()
     return failed(run, exception or Cancelled("interrupted by shutdown"))
@@ -140,7 +140,7 @@ def _timeout_text(run: Run) -> str:
 
 
 def _storable(value: object) -> Any:
-    """Return the handler's value as plain JSON data; None where it is none, or no database for all can keep it."""
+    """Return the handler's value as plain JSON data; None if it is not JSON, or some database cannot store it."""
     if value is None:
         return None
     try:

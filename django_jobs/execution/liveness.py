@@ -1,4 +1,4 @@
-"""One process's claim to be alive: its Worker row, the beat that keeps it fresh and the watch over the rows it owns."""
+"""The Worker row of one process, the beat that keeps it fresh, and the watch over the rows that the process owns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def package_version() -> str:
 
 
 def memory_in_use() -> int | None:
-    """Return the resident memory of this process in bytes; its peak where the system does not tell the present."""
+    """Return the resident memory of this process in bytes, or its peak where the system does not tell more; or None."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -48,7 +48,7 @@ def memory_in_use() -> int | None:
 
 
 class Liveness:
-    """The Worker row of this process: registered at boot under a new id, beaten, and retired at the end."""
+    """The Worker row of this process: registered at the start under a new id, kept fresh, and retired at the end."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Liveness:
 
     @property
     def label(self) -> str:
-        """Where the runs of this process happen, for error entries."""
+        """Host and process id, for error entries."""
         return f"{self.host} pid {self.pid}"
 
     def register(self) -> None:
-        """Write a row under a new id; what the old id owned is not this process's any more."""
+        """Write a row under a new id; rows of the old id no longer belong to this process."""
         clock.refresh(self.using)
         now = clock.now(self.using)
         self.worker_id = uuid7()
@@ -89,7 +89,7 @@ class Liveness:
         )
 
     def tick(self, now: datetime | None = None) -> float:
-        """Beat: say that this process is alive, and clear any suspicion; register anew when the row is gone."""
+        """Beat: show that this process is alive, and clear any suspicion; register again when the row is gone."""
         clock.refresh(self.using)
         beaten = (
             Worker.objects.using(self.using)
@@ -97,25 +97,25 @@ class Liveness:
             .update(heartbeat_at=now or clock.now(self.using), suspected_at=None, memory=memory_in_use())
         )
         if not beaten:
-            logger.warning("this worker was declared dead; it drops what it ran and registers anew")
+            logger.warning("this worker was declared dead; it drops its runs and registers again")
             self.on_lost()
             self.register()
         return get_settings().heartbeat_interval
 
     def retire(self, reason: str) -> None:
-        """Say that this process stopped, so that nobody waits for its next beat."""
+        """Mark this process as stopped, so that nobody waits for its next beat."""
         now = clock.now(self.using)
         Worker.objects.using(self.using).filter(pk=self.worker_id).update(stopped_at=now, stop_reason=reason[:255])
 
 
 class Runs(Protocol):
-    """What the watch needs to know of the pool."""
+    """The part of the engine that the watch needs."""
 
     def running(self) -> Mapping[UUID, Run]:
         """Runs inside their handlers, by execution id."""
 
     def owned(self) -> Iterable[UUID]:
-        """Every execution this process holds: running, waiting for a slot, or not written yet."""
+        """Every execution that this process holds: running, waiting for a slot, or not written yet."""
 
     def unstored(self) -> Collection[UUID]:
         """Executions whose handlers ended here, and whose ends could not be stored."""
@@ -124,11 +124,11 @@ class Runs(Protocol):
         """Tell a run that its cancel was asked for."""
 
     def lost(self, run: Run) -> None:
-        """Tell a run that its row belongs to somebody else; its outcome is dropped."""
+        """Tell a run that its row no longer belongs to it; its outcome is dropped."""
 
 
 class Watch:
-    """Look after the rows this process owns: carry cancels to handlers, progress to rows, and give back strays."""
+    """Watches the rows this process owns: carries cancels to handlers and progress to rows, and releases strays."""
 
     INTERVAL = 1.0
     RECONCILE_EVERY = timedelta(seconds=10)
@@ -141,7 +141,7 @@ class Watch:
         self._progress: dict[UUID, object] = {}
 
     def tick(self, now: datetime | None = None) -> float:
-        """Look once; a read by primary key while something runs, nothing otherwise."""
+        """Look once: a read by primary key while something runs, else nothing."""
         using = self._liveness.using
         now = now or clock.now(using)
         running = self._runs.running()
@@ -167,13 +167,13 @@ class Watch:
                 self._runs.lost(run)
             elif marked is not None:
                 self._runs.cancel(run)
-        # After all cancels: one that the database refuses ends this tick.
+        # After all cancels: a write that the database refuses ends this tick.
         if new := [run for pk, run in running.items() if self._progress.get(pk) is not run.progress]:
             self._write_progress(new, now)
         self._progress = {pk: done for pk, done in self._progress.items() if pk in still}
 
     def _write_progress(self, runs: list[Run], now: datetime) -> None:
-        """Write what runs reported; a row that another transaction holds is passed over until the next look."""
+        """Write the reported progress; a row that another transaction holds is skipped until the next look."""
         using = self._liveness.using
         reported = {run.execution.pk: run.progress for run in runs}
         mine = JobExecution.objects.using(using).running()
@@ -189,22 +189,22 @@ class Watch:
                     mine.filter(pk=row.pk, run_no=row.run_no).update(progress=reported[row.pk], updated_at=now)
         except Error as error:
             passes = is_contention(error) or is_connection_loss(error, using)
-            # The last one was refused for what it holds, and is not tried again.
+            # The last one was refused for its content, and is not tried again.
             done = [] if passes else done[-1:]
             raise
         finally:
             self._progress.update({pk: reported[pk] for pk in done})
 
     def _reconcile(self, now: datetime) -> None:
-        """Move on the rows the table gives this process that it does not know.
+        """Settle rows that belong to this process by the table, but that it does not know.
 
-        The reply to their claim was lost, and they are handed back; or their handlers ended here and the end could not
-        be stored: started again they would run twice, so they end with an error.
+        Either the reply to their claim was lost, and they are handed back; or their handlers ended here but the end
+        could not be stored: they would run twice if they were handed back, so they end with an error.
         """
         using = self._liveness.using
         rows = JobExecution.objects.using(using).of_worker(self._liveness.worker_id)
         given = {(row.pk, row.run_no): row for row in rows.only("pk", "run_no")}
-        # Asked after the read: a row claimed meanwhile is known by now, or missing from the read.
+        # After the read, so that a row which was claimed meanwhile is known by now, or missing from the read.
         owned = set(self._runs.owned())
         strays = {ident for ident in given if ident[0] not in owned}
         due, self._strays = strays & self._strays, strays - self._strays

@@ -1,9 +1,9 @@
-"""Capture what a handler logs, per run, without touching levels, handlers or propagation of the project.
+"""Capture what a handler logs, per run, without touching the project's levels, handlers or propagation.
 
-Lines are taken where every logger passes them on, `Logger.callHandlers`. A handler on the root logger would miss
-loggers with `propagate=False`, disappear at the project's next `dictConfig`, and silence `logging.lastResort` and
-`basicConfig`. A line belongs to the run whose context it is logged in: code awaited or sent to threads by asyncio and
-asgiref is captured, a bare `threading.Thread` is not.
+Lines are taken in `Logger.callHandlers`, where every logger passes them on. A handler on the root logger would miss
+loggers with `propagate=False`, disappear at the project's next `dictConfig`, and disable `logging.lastResort` and
+`basicConfig`. A line belongs to the run in whose context it is logged: awaited code, and code that asyncio or asgiref
+runs in threads, is captured; a bare `threading.Thread` is not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from django_jobs.text import clean_middle, clean_text
 LINE_LENGTH = 2_000
 TRACEBACK_LENGTH = 4_000
 NAME_LENGTH = 100
-# Of all lines of a run, as JSON.
+# For all lines of a run, as JSON.
 TOTAL_BYTES = 256 * 1024
-# Held in memory, head and tail each; what JSON adds by escaping is cut at the end.
+# Characters in memory for the head and the tail each; if escaping makes their JSON longer, it is cut at the end.
 _HALF = TOTAL_BYTES // 2
 _EXCLUDED = ("django_jobs.", "django.db.backends")
 
@@ -36,7 +36,7 @@ _pass_on = logging.Logger.callHandlers
 
 
 class Capture:
-    """Where the lines of one run go: a buffer that is made at the first of them."""
+    """Collects the lines of one run, in a buffer that the first line creates."""
 
     __slots__ = ("buffer", "gate")
 
@@ -45,14 +45,14 @@ class Capture:
         self.buffer: LogBuffer | None = None
 
     def add(self, record: logging.LogRecord) -> None:
-        """Take one line, out of reach of interrupts: one that waits for that is raised afterwards."""
+        """Take one line, shielded from interrupts: one that waits is raised afterwards."""
         with self.gate:
             self._opened().add(record)
 
     def _opened(self) -> LogBuffer:
         if self.buffer is not None:
             return self.buffer
-        # Threads of one run may log their first lines at once.
+        # Threads of one run may log their first lines at the same time.
         with _making:
             buffer = self.buffer
             if buffer is None:
@@ -79,7 +79,7 @@ def install() -> None:
 
 
 def direct_to(capture: Capture) -> None:
-    """Let the lines logged in this context go there."""
+    """Send lines that are logged in this context to the capture."""
     if not _installed:
         install()
     _target.set(capture)
@@ -93,12 +93,12 @@ def _call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
     try:
         capture.add(record)
     finally:
-        # Also when an interrupt was raised: the line still goes its way.
+        # Even if an interrupt was raised, the line is passed on.
         _pass_on(self, record)
 
 
 class LogBuffer:
-    """The first and the last lines of one run, within bounds whatever is logged."""
+    """The first and the last lines of one run, within the limit whatever is logged."""
 
     __slots__ = (
         "_chars",
@@ -149,7 +149,7 @@ class LogBuffer:
         return self._head_chars + self._chars
 
     def close(self) -> None:
-        """Take no more lines: the run has ended, whatever still logs in its context."""
+        """Take no more lines: the run has ended, even if something still logs in its context."""
         with self._lock:
             self._closed = True
 

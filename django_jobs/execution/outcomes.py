@@ -1,4 +1,4 @@
-"""How a run can end, as one value; made by the executor and the interrupter, acted on by the finisher."""
+"""The ways in which a run can end, as values; made by the executor and the ladder, acted on by the finisher."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ok:
-    """The handler returned; `result` is its value where that is JSON."""
+    """The handler returned; `result` is its value if that is JSON."""
 
     result: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The handler raised, ran past its timeout, or its payload does not fit it any more."""
+    """The handler raised or ran past its timeout, or the payload no longer fits it."""
 
     exception: BaseException
     # The entry for the row's history.
@@ -23,20 +23,20 @@ class Failed:
     # One line for the row's `error`: class and text.
     message: str
     fingerprint: str
-    # Seconds until the next try; None: no further try.
+    # Seconds until the next attempt; None for no further one.
     delay: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescheduled:
-    """The handler asked to run the same row again in `delay` seconds; costs no attempt."""
+    """The handler asked to run the same row again in `delay` seconds; this costs no attempt."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """The handler obeyed a cancel, or was given up after one; `error` tells what it raised, if that was its own."""
+    """The handler obeyed a cancel, or was given up after one; `error` is set if it raised an exception of its own."""
 
     error: dict[str, Any] | None = None
     message: str = ""
@@ -44,12 +44,12 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """Shutdown came first: the row goes back, the attempt is not counted."""
+    """A shutdown came first: the row is handed back, and the attempt does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The row is not this run's any more: there is nothing to write."""
+    """The row no longer belongs to this run: there is nothing to write."""
 
 
 Outcome = Ok | Failed | Rescheduled | Aborted | Released | Lost

@@ -1,4 +1,4 @@
-"""The slots: threads that run sync handlers and one event loop for async ones, never more at once than allowed."""
+"""The slots: threads for synchronous handlers and one event loop for async ones, with a limit on all runs together."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from django_jobs.loop import Loop, OnDeath, start_thread
 
 logger = logging.getLogger("django_jobs.pool")
 
-# For a loop that turns, however busy the machine is.
+# Seconds within which an event loop that is not blocked answers, however busy the machine is.
 LOOP_PATIENCE = 1.0
 
 
 class Pool:
-    """Run handlers in `slots` slots and hand every ended run to `on_ended`.
+    """Runs handlers in `slots` slots and hands every ended run to `on_ended`.
 
     `on_free` is called when a slot becomes free after all were taken; `on_recycle` when a handler could not be stopped
     and its thread had to be given up, with whether any usable slot is left.
@@ -51,15 +51,15 @@ class Pool:
         self._on_recycle = on_recycle
         self._on_death = on_death
         self._work: deque[Run] = deque()
-        # A thread that takes a token takes work, and wakes the next one while more is left: a burst of short handlers
-        # costs a few changes of thread, and long ones still start at once.
+        # A thread that takes a token takes work, and wakes the next thread while more is left: a burst of short
+        # handlers costs few thread switches, and long ones still start at once.
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._token_out = False
         self._stopped = False
         self._lock = threading.Lock()
-        # Runs in slots, each with the loop that it is on where its handler is a coroutine.
+        # Runs in slots; for coroutine handlers, with their event loop.
         self._active: dict[Run, asyncio.AbstractEventLoop | None] = {}
-        # Threads that can take a run, by ident; one that is stuck in a handler it does not leave is no longer here.
+        # Threads that can take a run, by ident; without those that are stuck in a handler that was given up.
         self._threads: dict[int, threading.Thread] = {}
         self._sync_active = 0
         self._abandoned = 0
@@ -69,11 +69,11 @@ class Pool:
         self._interrupter = Interrupter(
             grace=get_settings().interrupt_grace, on_abandoned=self._abandon, wake=self._look_at_ladder
         )
-        # What stops runs that are late, cancelled or in the way of a shutdown.
+        # Stops runs that are late or cancelled, or at a shutdown.
         self.ladder = Loop(self._climb, name="interrupts", on_death=on_death)
 
     def start(self) -> None:
-        """Start the thread of the time limits; slots start when they are first needed."""
+        """Start the thread of the ladder; slots start when they are first needed."""
         self.ladder.start()
 
     @property
@@ -93,7 +93,7 @@ class Pool:
 
     @property
     def abandoned(self) -> int:
-        """How many threads are stuck in handlers whose rows were ended without them."""
+        """How many threads are stuck in handlers that were given up."""
         return self._abandoned
 
     def running(self) -> Mapping[UUID, Run]:
@@ -101,9 +101,9 @@ class Pool:
         return {run.execution.id: run for run in list(self._active)}
 
     def submit(self, runs: Sequence[Run]) -> None:
-        """Start runs, of which there are at most `free`.
+        """Start runs, at most `free` of them.
 
-        Raises RuntimeError when the system has no thread for them; then their rows are handed back.
+        Raises RuntimeError when the system cannot start a thread; their rows are handed back then.
         """
         with self._lock:
             self._active.update(dict.fromkeys(runs))
@@ -127,20 +127,20 @@ class Pool:
             self._wake_slot()
 
     def cancel(self, run: Run) -> None:
-        """Begin the ladder for a run whose cancel was asked for."""
+        """Begin to stop a run whose cancellation was requested."""
         self._interrupter.cancel(run)
 
     def lost(self, run: Run) -> None:
-        """Begin the ladder for a run whose row is somebody else's now."""
+        """Begin to stop a run whose row no longer belongs to it."""
         self._interrupter.lost(run)
 
     def lose_all(self) -> None:
-        """Drop every run: this process does not own its rows any more."""
+        """Drop every run: this process no longer owns its rows."""
         for run in list(self._active):
             self.lost(run)
 
     def interrupt_all(self, give_up_at: float) -> None:
-        """Begin the ladder for everything that runs, since the process shuts down; the last is given up then."""
+        """Begin to stop every run for a shutdown; at the monotonic `give_up_at` the last is given up."""
         self._is_ending = True
         self._interrupter.shutdown(give_up_at=give_up_at)
 
@@ -185,14 +185,14 @@ class Pool:
             if self._work:
                 self._wake_slot()
             if self._execute(run):
-                # An exception that was aimed at this thread may still be on its way, or another thread has taken its
-                # place: nothing else runs here.
+                # Nothing else may run here: an exception for this thread may still be on its way, or another thread has
+                # taken its place.
                 return
-            # While it waits, the thread holds no payload.
+            # So that the thread holds no payload while it waits.
             del run
 
     def _execute(self, run: Run) -> bool:
-        """Run a handler in this thread; return whether the thread is to end."""
+        """Run a handler in this thread; return whether the thread has to end."""
         signals.emit(signals.job_started, run.job, run.execution)
         outcome = execute(run)
         self._interrupter.unregister(run)
@@ -230,8 +230,8 @@ class Pool:
                         logger.error("a handler stopped the event loop, which goes on: other runs are on it, too")
                 except (
                     BaseException
-                ):  # asyncio lets SystemExit and KeyboardInterrupt of a task out; other runs are here, too
-                    logger.exception("a task that a handler had made broke out of the event loop, which goes on")
+                ):  # asyncio re-raises a task's SystemExit and KeyboardInterrupt, but other runs are on this loop
+                    logger.exception("a handler's task broke out of the event loop, which goes on")
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             loop.run_until_complete(loop.shutdown_asyncgens())
@@ -251,7 +251,7 @@ class Pool:
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         with self._lock:
-            # An abandoned run was ended without its handler; what it says now comes too late.
+            # An abandoned run was ended without its handler, whose outcome comes too late.
             if run not in self._active:
                 return
             was_full = len(self._active) >= self.slots
@@ -261,7 +261,7 @@ class Pool:
 
     def _leave(self, run: Run, outcome: Outcome) -> None:
         run.outcome = outcome
-        # The finisher knows the run before the pool forgets it, so that one of them always owns the row.
+        # The finisher gets the run before the pool forgets it, so that one of them always owns the row.
         self._on_ended(run)
         del self._active[run]
         self._sync_active -= not run.job.is_async
@@ -273,24 +273,24 @@ class Pool:
             self._abandoned += 1
             self._threads.pop(run.thread_id, None)
             if loop is not None:
-                # Later runs get a new one, whether this one is blocked or holds a task that does not end.
+                # Later runs get a new loop, whether this one is blocked or just holds a task that does not end.
                 self._loop = None
         logger.error(
             "%s %s does not stop: it is inside a call that does not return to Python (a long sleep, a socket without a "
-            "timeout), or lets no exception in. Its row is ended without it, and its thread is left behind until this "
-            "process ends; whatever it does still, it cannot change the row",
+            "timeout), or suppresses the exception. Its row is ended without it, and its thread is left behind until "
+            "this process ends; whatever the handler still does, it cannot change the row",
             run.job.name,
             run.execution.pk,
         )
-        # Before the slot is free: where the process begins anew, nothing is to start in it any more.
+        # Before the slot is free: if the process restarts, nothing must start in it any more.
         self._on_recycle(self._abandoned < self.slots)
         self._end(run, outcome)
-        # At the end of the process each of its runs is given up by itself.
+        # At the end of the process, each of the loop's runs is given up on its own.
         if loop is not None and not self._is_ending:
             start_thread(partial(self._give_up_if_blocked, loop), name="loop check")
 
     def _give_up_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up every run of a loop that does not turn any more; in a thread of its own, since asking takes time."""
+        """Give up every run of a blocked event loop; in a thread of its own, since finding out takes time."""
         if _answers(loop):
             return
         for run in [run for run, its_loop in list(self._active.items()) if its_loop is loop]:
@@ -301,7 +301,7 @@ class Pool:
 
 
 def _answers(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a loop still turns, or is blocked by one of its tasks."""
+    """Whether an event loop still turns, rather than being blocked by a task."""
     answered = threading.Event()
     try:
         loop.call_soon_threadsafe(answered.set)

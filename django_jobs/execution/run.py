@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What is known of a run in this process.
+    """A run, as this process knows it.
 
-    Make it when the run starts: its deadline counts from there.
+    To be made when the run starts: its deadline counts from there.
     """
 
     __slots__ = (
@@ -58,20 +58,20 @@ class Run:
         self.worker = worker
         # Off inside a caller's transaction (immediate mode): the connections belong to the caller.
         self.manage_connections = manage_connections
-        # For atomic jobs: write the fenced end on the current connection, inside the handler's transaction. False: the
-        # row is not this run's any more.
+        # For atomic jobs: writes the fenced end on the current connection, inside the handler's transaction. False: the
+        # row no longer belongs to this run.
         self.finish_inside = finish_inside
-        # For atomic jobs whose commit was not answered: look whether it happened. None: that cannot be found out.
+        # For atomic jobs: finds out whether a commit without a reply happened. None: that is impossible.
         self.settle = settle
         self.gate = Gate()
         self.signal = RunSignal(self.gate)
         self.capture = Capture(self.gate)
-        # What the handler sees of this; it does not know the run, which would be a reference cycle for each run.
+        # The handler's view; without a reference to the run, which would make a cycle of each run.
         self.job_context: JobContext | None = None
         # The handler's context variables; listeners get a copy.
         self.context: contextvars.Context | None = None
         self.outcome: Outcome | None = None
-        # Is the end of the row written already?
+        # Has the end of the row been written already?
         self.recorded = False
         timeout = job.effective_timeout
         # Monotonic seconds.
@@ -80,30 +80,30 @@ class Run:
 
     @property
     def thread_id(self) -> int:
-        """The thread of the handler; 0 before it began."""
+        """The ident of the handler's thread; 0 before it began."""
         return self.gate.thread_id
 
     @property
     def interrupted(self) -> bool:
-        """Whether an exception was sent into the handler: its thread is not to be used again."""
+        """Whether an exception was sent into the handler: its thread must not be used again."""
         return self.gate.sent
 
     @property
     def abandoned(self) -> bool:
-        """Whether the run was given up while its handler was still there."""
+        """Whether the run was given up while its handler was still running."""
         return self.gate.abandoned
 
     def started_at(self) -> datetime:
-        """Return when the run started, by the database's clock where the row knows it."""
+        """Return when the run started, by the database's clock if the row has it."""
         return self.execution.started_at or datetime.now(UTC)
 
     def ended_at(self) -> datetime:
-        """Return the instant now, on the clock of started_at()."""
+        """Return the current instant, on the clock of started_at()."""
         return self.started_at() + timedelta(seconds=monotonic() - self.started)
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """How far the handler says it is: done, total, note; another object after each report."""
+        """The progress that the handler last reported (done, total, note); a new object after each report."""
         return None if self.job_context is None else self.job_context.reported
 
     @progress.setter
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def size(self) -> int:
-        """About how many characters its payload and its log lines have."""
+        """The approximate number of characters in its payload and log lines."""
         return len(self.execution.payload_json) + (0 if self.capture.buffer is None else self.capture.buffer.size)
 
     def log_entries(self) -> list[dict[str, Any]]:

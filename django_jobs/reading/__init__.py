@@ -1,1 +1,1 @@
-"""What people are shown of jobs and executions, as data and plain words; the admin and `manage.py jobs` show it."""
+"""Jobs and executions as data and plain words for people; the admin and `manage.py jobs` show them."""

@@ -1,4 +1,4 @@
-"""What is shown of one execution below its facts: payload, result, errors and logs, as plain data."""
+"""The long parts of one execution (payload, result, errors and logs) as plain data for a page or a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sections(execution: JobExecution) -> dict[str, Any]:
-    """Return the context of the templates; texts are not escaped here, the templates do that."""
+    """Return the context of the templates, which escape the texts: nothing is escaped here."""
     job = registry.find(execution.job_name)
     masked = job is not None and job.sensitive
     errors = [error_entry(entry) for entry in reversed(_listed(execution.errors))]
@@ -30,7 +30,7 @@ def sections(execution: JobExecution) -> dict[str, Any]:
         "result_text": "" if masked or execution.result is None else pretty_json(execution.result),
         "has_result": execution.result is not None,
         "progress": progress(execution.progress),
-        # Not "errors": the admin's own template takes that for mistakes in a form.
+        # Not "errors": the admin's own template would show those as errors of a form.
         "failures": _with_hosts(errors, execution),
         "logs": [] if masked else [log_entry(entry) for entry in _listed(execution.logs)],
         "has_logs": bool(execution.logs),
@@ -39,7 +39,7 @@ def sections(execution: JobExecution) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> list[Any]:
-    # The columns hold lists; a hand-edited row must not cost the page.
+    # The columns hold lists, but a row edited by hand must not break the page.
     return value if isinstance(value, list) else [value] if value else []
 
 
@@ -63,7 +63,7 @@ def _with_hosts(errors: list[dict[str, Any]], execution: JobExecution) -> list[d
 
 
 def worker_names(ids: set[str], execution: JobExecution) -> dict[str, str]:
-    """Return host and process id of those workers whose rows still exist; one query, or none."""
+    """Return host and process id of those of the workers whose rows still exist; at most one query."""
     wanted = {key: parsed for key in ids if (parsed := _uuid(key)) is not None}
     if not wanted:
         return {}
@@ -93,7 +93,7 @@ def log_entry(entry: Any) -> dict[str, str]:
 
 
 def progress(value: Any) -> dict[str, Any] | None:
-    """Return what a handler last told of its progress: a text, a note and, with a total, the numbers for a bar."""
+    """Return the progress that a handler last reported: a text, a note and, with a total, the numbers for a bar."""
     if not isinstance(value, dict):
         return None
     done, total = value.get("done"), value.get("total")
@@ -102,14 +102,14 @@ def progress(value: Any) -> dict[str, Any] | None:
         "text": str(done) if total is None else f"{done} / {total}",
         "note": str(value.get("note") or ""),
         "has_bar": has_bar,
-        # Texts, since a template would write 0.5 as "0,5" in some languages.
+        # Strings, since a template would localize 0.5 to "0,5".
         "value": str(done),
         "max": str(total),
     }
 
 
 def retention(job: Job[...] | None) -> str:
-    """Return the sentence that says how many finished executions of a job are kept; of any job when there is none."""
+    """Return the sentence that says how many finished executions are kept: of this job, or of any job for None."""
     settings = get_settings()
     age: Any
     if job is None:

@@ -1,4 +1,4 @@
-"""How many executions jobs have, by status: one statement, whose cost has a bound; for reading.overview."""
+"""How many executions jobs have, by status, from one statement of bounded cost; for reading.overview."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from django_jobs.definition import Job
     from django_jobs.querysets import ExecutionQuerySet
 
-# Beyond so many rows the answer is "more": a full count of a large table takes seconds.
+# Counting stops here, and the answer is "more": a full count of a large table takes seconds.
 COUNTED = 10_000
 KEPT = (Status.OK.value, Status.ERROR.value, Status.CANCELLED.value)
-# Rows of a job that no live worker knows are counted apart, so that rows parked for other reasons do not hide them.
+# Rows parked because no live worker knows their job are counted apart, so that other parked rows do not hide them.
 UNKNOWN = Parked.UNKNOWN.value
-# The pending rows once more, by their queue.
+# The kind of pending rows that are counted once more, by queue.
 QUEUE = "queue"
 
-# SQL with its parameters.
+# SQL and its parameters.
 Statement = tuple[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number of rows; `is_cut` says that there may be more, since counting has an end."""
+    """A number of rows; `is_cut` says that there may be more, since counting stops at COUNTED."""
 
     count: int = 0
     is_cut: bool = False
@@ -48,10 +48,10 @@ class Figure:
 
 @dataclass(slots=True)
 class Figures:
-    """What was counted, by the name in the rows and their kind: a status, "parked", "unknown", or "queue"."""
+    """The counts by the name in the rows and their kind: a status, "parked", "unknown", or "queue"."""
 
     counts: dict[tuple[str, str], Figure] = field(default_factory=dict)
-    # The live kinds of which there are more than were counted: any job may have more of them.
+    # The live kinds with more rows than were counted: any job may have more of them.
     cut: frozenset[str] = frozenset()
     # When the latest execution ended, and how.
     ends: dict[str, tuple[datetime, str]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Figures:
         return max(((*self.ends[name], name) for name in job.names if name in self.ends), default=None)
 
     def unknown(self) -> dict[str, Figure]:
-        """Return the rows that no live worker knows, by their name."""
+        """Return the counts of rows whose job no live worker knows, by its name."""
         return {name: figure for (name, kind), figure in sorted(self.counts.items()) if kind == UNKNOWN}
 
     def queues(self) -> list[str]:
@@ -80,7 +80,7 @@ class Figures:
 def collect(jobs: Iterable[Job[...]], *, using: str) -> Figures:
     """Count the finished rows of these jobs, and the live rows of all, in one statement.
 
-    Of each job and final status at most 10,000 are counted, and as many of each kind of live rows.
+    At most 10,000 are counted of each job and final status, and of each kind of live rows.
     """
     rows = JobExecution.objects.using(using)
     live = _live(rows)
@@ -107,7 +107,7 @@ def _read(found: list[tuple[Any, ...]], live: Iterable[str], using: str) -> Figu
 
 
 def _live(rows: ExecutionQuerySet) -> dict[str, ExecutionQuerySet]:
-    """Return the live rows by kind, each in an order that an index gives."""
+    """Return the live rows by kind, each in the order of an index."""
     parked = rows.scheduled().order_by("parked_reason", "scheduled_at")
     return {
         "pending": rows.pending().order_by("-pk"),
@@ -120,7 +120,7 @@ def _live(rows: ExecutionQuerySet) -> dict[str, ExecutionQuerySet]:
 
 
 def _of_job(name: str, status: str, rows: ExecutionQuerySet, using: str) -> Statement:
-    # In the order of the retention index, which holds all that is read here.
+    # In the order of the retention index, which covers all columns read here.
     newest = rows.filter(job_name=name, status=status, completed_at__isnull=False).order_by("-completed_at")
     inner, params = _bounded(newest.values("completed_at"), using)
     sql = f"SELECT %s AS name, %s AS kind, COUNT(*) AS n, MAX(completed_at) AS ended FROM ({inner}) rows_of_it"  # noqa: S608 - all ours
@@ -130,7 +130,7 @@ def _of_job(name: str, status: str, rows: ExecutionQuerySet, using: str) -> Stat
 def _grouped(kind: str, rows: ExecutionQuerySet, using: str) -> Statement:
     """Count the rows of each job, or of each queue."""
     by = "queue" if kind == QUEUE else "job_name"
-    # These have not ended; the column is there for its type, which all parts must agree on.
+    # These have not ended; the column is there because all parts must agree on its type.
     inner, params = _bounded(rows.values(by, "completed_at"), using)
     columns = f"{by} AS name, %s AS kind, COUNT(*) AS n, MAX(completed_at) AS ended"
     sql = f"SELECT {columns} FROM ({inner}) rows_of_it GROUP BY {by}"  # noqa: S608 - all ours
@@ -143,13 +143,13 @@ def _bounded(rows: Any, using: str) -> Statement:
 
 
 def _together(parts: list[Statement]) -> Statement:
-    """Return one statement with the rows of all; parts may be such statements: SQLite takes 500 side by side."""
+    """Return one statement with the rows of all parts; they may be nested, since SQLite takes only 500 side by side."""
     each = [f"SELECT name, kind, n, ended FROM ({sql}) part" for sql, _params in parts]  # noqa: S608 - all ours
     return " UNION ALL ".join(each), [value for _sql, params in parts for value in params]
 
 
 def _converter(using: str) -> Callable[[Any], datetime]:
-    """Return what makes an aware instant of the column as the driver returns it."""
+    """Return a function that makes an aware instant of the column's value as the driver returns it."""
     connection, column = connections[using], JobExecution._meta.get_field("completed_at")
     expression: Any = column.get_col("rows_of_it")
     steps = [*connection.ops.get_db_converters(expression), *column.get_db_converters(connection)]

@@ -1,4 +1,4 @@
-"""Lists of executions, newest first: which columns are read, and how far a filter looks that no index serves."""
+"""Lists of executions, newest first: the columns they read, and how far a filter without an index searches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.states import Status
 
-# Neither payload, logs, errors nor results: of a hundred rows they can be megabytes.
+# Without payload, logs, errors and result, which can be megabytes for a hundred rows.
 COLUMNS = (
     "id",
     "job_name",
@@ -29,9 +29,9 @@ COLUMNS = (
     "cancel_requested_at",
     "triggered_by_name",
 )
-# No index serves some filters: they look at the newest rows of the asked status, however large the table.
+# Filters that no index serves search this many of the newest rows of a status, however large the table is.
 WINDOW = 50_000
-# What a status filter takes: a status, or this for scheduled rows that are set aside.
+# A status filter takes a status, or this for scheduled rows that are set aside.
 PARKED = "parked"
 STATUSES = (*Status.values, PARKED)
 
@@ -46,13 +46,13 @@ def of_status(rows: ExecutionQuerySet, value: str | None) -> ExecutionQuerySet:
 
 
 def edge(status: str | None, *, using: str) -> UUID | None:
-    """Return the id above which a filter without an index looks among rows of this status; None when it sees all."""
+    """Return the id above which a filter without an index searches rows of this status; None when it searches all."""
     rows = of_status(JobExecution.objects.using(using), status)
     return rows.order_by("-pk").values_list("pk", flat=True)[WINDOW : WINDOW + 1].first()
 
 
 def search(rows: ExecutionQuerySet, term: str, organization_id: str | None) -> ExecutionQuerySet:
-    """Return the rows whose key is exactly `term`, else those whose id is, or begins with, it; by index in any case."""
+    """Return the rows with exactly this key, or else those whose id is or begins with the term; always by an index."""
     term = term.strip()
     keyed = rows.with_key(organization_id, term)
     bounds = id_bounds(term)
@@ -62,11 +62,11 @@ def search(rows: ExecutionQuerySet, term: str, organization_id: str | None) -> E
 
 
 def id_bounds(term: str) -> tuple[UUID, UUID] | None:
-    """Return the lowest and highest id that begin with `term`; None when it is too short or no id at all."""
+    """Return the lowest and highest id that begin with `term`; None when it is too short or not part of an id."""
     digits = term.replace("-", "").lower()
     if not re.fullmatch(r"[0-9a-f]{6,32}", digits):
         return None
-    # Version and variant stay those of a time-ordered id: MariaDB sorts ids of other versions differently.
+    # Version and variant are those of a time-ordered id: MariaDB sorts ids of other versions differently.
     low, high = list("0" * 12 + "7" + "0" * 3 + "8" + "0" * 15), list("f" * 12 + "7" + "f" * 3 + "b" + "f" * 15)
     low[: len(digits)] = high[: len(digits)] = digits
     return UUID("".join(low)), UUID("".join(high))

@@ -1,4 +1,4 @@
-"""What is known of each job and queue, and of names nobody registered: what the code says and what the tables do."""
+"""Each job and queue, and the names that are not registered, as the code declares them and the tables know them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Kind:
     """Rows that are counted together."""
 
     name: str
-    # For a row of it.
+    # The word for such a row.
     word: Any
-    # The value of the list's filter that shows them.
+    # The value of the list's status filter that shows them.
     listed_as: str
 
 
@@ -46,11 +46,11 @@ class JobFacts:
 
     job: Job[...]
     state: JobState | None
-    # The state that holds its pause: one of an old name, if it was paused before it was renamed.
+    # The state that holds its pause: that of an old name, if it was paused before it was renamed.
     pause: JobState | None
     # The execution that ended last.
     last: JobExecution | None
-    # Only kinds of which there are any.
+    # Only kinds with rows.
     counts: dict[Kind, Figure]
     now: datetime
 
@@ -72,12 +72,12 @@ class Overview:
 
     jobs: list[JobFacts]
     queues: list[QueueFacts]
-    # Names in rows that no worker knows and nothing here is called, with how many of their rows wait.
+    # Names in rows that neither a worker nor this process knows, with the number of rows that wait.
     nameless: dict[str, Figure]
 
 
 def read_overview(jobs: Sequence[Job[...]], *, using: str) -> Overview:
-    """Read it in four queries, whatever the number of jobs and rows."""
+    """Read everything in four queries, whatever the number of jobs and rows."""
     now = clock.now(using)
     figures = collect(jobs, using=using)
     states = JobState.objects.using(using).in_bulk([name for job in jobs for name in job.names])
@@ -98,7 +98,7 @@ def read_overview(jobs: Sequence[Job[...]], *, using: str) -> Overview:
 
 
 def _last(jobs: Sequence[Job[...]], figures: Figures, using: str) -> dict[str, JobExecution]:
-    """Return the execution of each job that ended last, by the job's name; each is found by the retention index."""
+    """Return each job's execution that ended last, by the job's name; the retention index finds them."""
     wanted = {ending: job.name for job in jobs if (ending := figures.last(job)) is not None}
     if not wanted:
         return {}

@@ -1,4 +1,4 @@
-"""What is known of each queue: how much waits in it, and whether it is paused; for reading.overview."""
+"""Each queue, with its number of pending rows and its pause; for reading.overview."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_jobs.models import QueueState
 if TYPE_CHECKING:
     from django_jobs.reading.figures import Figure, Figures
 
-# Queues that no code names may be any number.
+# There may be any number of queues that no code names.
 LISTED = 50
 
 
@@ -32,7 +32,7 @@ def named_queues() -> set[str]:
 
 
 def queue_facts(figures: Figures, *, using: str) -> list[QueueFacts]:
-    """Return the queues that jobs or the settings name, that are paused, or in which something waits; one query."""
+    """Return the queues that jobs or the settings name, that are paused, or that have pending rows; one query."""
     paused = QueueState.objects.using(using).filter(paused_at__isnull=False).order_by("queue")
     pauses = {state.queue: state for state in paused[:LISTED]}
     names = {*named_queues(), *pauses, *sorted(figures.queues())[:LISTED]}

@@ -1,4 +1,4 @@
-"""Why many rows were left out, in a few words; for the messages of the admin's actions and of `manage.py jobs`."""
+"""Why rows were skipped, in a few words; for the messages of the admin's actions and of `manage.py jobs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 5
 
 
 def short_reason(row: JobExecution, reason: str) -> str:
-    """Return why a row was left out without the row's own name, so that equal reasons count together."""
+    """Return why a row was skipped, without the row's own name, so that equal reasons are counted together."""
     _subject, separator, why = reason.removeprefix(str(row)).partition(": ")
     return (why if separator else reason).strip().rstrip(".")
 

@@ -1,4 +1,4 @@
-"""Which pause keeps a row waiting that was just queued; for the messages of the admin and of `manage.py jobs`."""
+"""The pauses that keep a newly queued row waiting; for the messages of the admin and of `manage.py jobs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_jobs.pauses import paused
 
 
 def pause_of(row: JobExecution) -> list[str]:
-    """Return what is paused, its job or its queue or both, in words that go on after a semicolon."""
+    """Return a clause for each pause of its job or its queue, to stand after a semicolon."""
     jobs, queues = paused(jobs_alias())
     found = []
     if row.job_name in jobs:

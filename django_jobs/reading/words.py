@@ -1,4 +1,4 @@
-"""How values look in words, for a page and for a terminal alike; as text, which a page has to escape."""
+"""Values in words, for a page and a terminal alike; as plain text, which a page has to escape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRIORITIES = {
 
 
 def state(execution: JobExecution, now: datetime) -> tuple[str, str, str]:
-    """Return the kind of state a row is in, the word for it, and what keeps the row from moving on, if anything."""
+    """Return the kind of state of a row, the word for it, and what keeps the row from moving on, if anything."""
     if execution.is_cancelling:
         return "cancelling", pgettext("status", "cancelling"), ""
     if execution.status == Status.SCHEDULED and execution.parked_reason:
@@ -53,17 +53,17 @@ def short_duration(value: timedelta) -> str:
 
 def age(value: datetime, now: datetime) -> str:
     """Return how long ago an instant was."""
-    # Tenths of a second would be different on every look.
+    # Tenths of a second would differ at every look.
     passed = max(now - value, timedelta(0))
     return f"{int(passed.total_seconds())} s" if passed < timedelta(seconds=10) else short_duration(passed)
 
 
 def moment(value: datetime | None) -> str:
-    """Return an instant to the second with the name of its zone, so that the hour a clock repeats stays clear.
+    """Return an instant to the second with the name of its zone, which tells the two passes of a repeated hour apart.
 
-    Local time under USE_TZ; without it stored instants are UTC and shown so.
+    In local time under USE_TZ; without it, stored instants are UTC and shown as such.
     """
-    # Django's own format "T" is empty in just that hour.
+    # Django's own format "T" is empty in exactly that hour.
     return EMPTY if value is None else f"{_local(value):%Y-%m-%d %H:%M:%S %Z}"
 
 
@@ -72,7 +72,7 @@ def _local(value: datetime) -> datetime:
 
 
 def parsed_moment(value: Any) -> str:
-    """Return an instant that was stored as text inside JSON; whatever is no instant is returned as it is."""
+    """Return an instant that was stored as text inside JSON; anything else is returned as it is."""
     try:
         instant = datetime.fromisoformat(str(value))
     except ValueError:
@@ -81,7 +81,7 @@ def parsed_moment(value: Any) -> str:
 
 
 def priority(execution: JobExecution) -> str:
-    """Return the word of a priority, or its number where it has none."""
+    """Return the word for an execution's priority, or the number where there is none."""
     return priority_word(execution.priority)
 
 
@@ -91,7 +91,7 @@ def priority_word(value: int) -> str:
 
 
 def who(execution: JobExecution) -> str:
-    """Return who asked for an execution: a person, the clock, or nobody that is known."""
+    """Return who asked for an execution: a person, cron, or nobody known."""
     return _("cron") if execution.tick_at else execution.triggered_by_name or EMPTY
 
 

@@ -1,1 +1,1 @@
-"""What `runjobs` consists of: the worker, and the ticks that stage, schedule, rescue, sweep and trim."""
+"""The parts of `runjobs`: the worker, and the ticks that stage, schedule, rescue, sweep and trim."""

@@ -1,4 +1,4 @@
-"""What a child of `runjobs --processes` is told by its supervisor: its place among the others."""
+"""What the supervisor of `runjobs --processes` tells a child: its place among the others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from django_jobs.runtime.options import Options
 
-# The command line of a child is its supervisor's.
+# By environment, since a child has the command line of its supervisor.
 ENVIRONMENT = "DJANGO_JOBS_CHILD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """The place of one child; the process that fills it changes."""
+    """The place of one child, which one process after another fills."""
 
     number: int
     roles: tuple[str, ...]
-    # The file in which it tells how it is, if anybody wants to know.
+    # The file in which it reports its health, if anybody asks for that.
     report: Path | None = None
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Child:
         return {**os.environ, ENVIRONMENT: json.dumps(place)}
 
     def narrow(self, options: Options) -> Options:
-        """Return what of the options of the whole is this child's; its limits are a little lower, by chance."""
+        """Return the child's share of the supervisor's options, with its limits lowered a little at random."""
         return replace(
             options,
             roles=self.roles,
@@ -44,7 +44,7 @@ class Child:
 
     @classmethod
     def of_environment(cls) -> Child | None:
-        """Return what this process is, if it is a child; asked once, since what it starts itself is none."""
+        """Return this process's place, or None; call it once: processes that a child starts are not children."""
         text = os.environ.pop(ENVIRONMENT, None)
         if text is None:
             return None

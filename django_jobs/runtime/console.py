@@ -1,4 +1,4 @@
-"""Show our own log lines on the terminal of `runjobs` when the project's LOGGING leaves them nowhere to go."""
+"""Show our own log lines on the terminal of `runjobs` when the project's LOGGING does not handle them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LEVELS = {0: logging.WARNING, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG
 
 @contextlib.contextmanager
 def console(stream: Any, verbosity: int, *, with_pid: bool = False) -> Iterator[None]:
-    """Write the lines of the logger `django_jobs` to the stream, unless some handler takes them already.
+    """Write the lines of the logger `django_jobs` to the stream, unless they have a handler already.
 
-    With the process id where several processes write. The root logger and all others are left as they are.
+    With the process id where several processes write. Other loggers, the root among them, are left as they are.
     """
     logger = logging.getLogger("django_jobs")
     if logger.hasHandlers() or logger.level != logging.NOTSET:

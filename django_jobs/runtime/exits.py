@@ -1,4 +1,4 @@
-"""How a `runjobs` process ends: its exit codes, and the end by force of one that lingers."""
+"""How a `runjobs` process ends: its exit codes, and a forced end when it lingers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import threading
 # Exit codes. A second signal ends with 128 + its number.
 DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
 
-# For what Python waits for when a process ends: threads that are no daemons, hooks of the project.
+# Seconds for what Python waits for when a process ends: non-daemon threads and exit hooks of the project.
 LINGER = 2.0
 
 
 def end_soon(code: int) -> None:
-    """End this process within LINGER seconds, also when threads that handlers left behind would keep it alive.
+    """End this process within LINGER seconds, even if threads that handlers left behind would keep it alive.
 
-    Those are threads of their own making, and of pools for synchronous code of coroutines.
+    These are threads that they started, and those in which coroutines run synchronous code.
     """
 
     def end() -> None:

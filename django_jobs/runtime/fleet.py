@@ -1,4 +1,4 @@
-"""What the live workers know and serve, as their rows say; read by stage before it sets rows aside."""
+"""The names and queues that the live workers list in their rows; read by stage before it parks rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_jobs.models import Worker
 from django_jobs.querysets import is_fresh
 from django_jobs.served import Served
 
-# How long nobody must have listed a name: a deploy replaces the workers one after the other.
+# How long a name must have been unlisted: a deploy replaces the workers one after the other.
 UNLISTED_FOR = timedelta(minutes=1)
 EVERY = timedelta(seconds=5)
 LIMIT = 10_000
@@ -20,13 +20,13 @@ WORKER_ROLE = "worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The workers as a whole at one moment."""
+    """The names and queues of all workers at one moment."""
 
     # Names that a live worker runs.
     listed: frozenset[str]
-    # Names that a worker, live or not any more, listed within the last minute.
+    # Names that a worker, live or not, listed within the last minute.
     listed_lately: frozenset[str]
-    # Queues served by a worker that has been there for a minute.
+    # Queues served by a worker that has been live for a minute.
     settled_queues: Served
 
 
@@ -39,7 +39,7 @@ class Fleet:
         self._looked_at: datetime | None = None
 
     def look(self, now: datetime) -> View:
-        """Return what the workers said at most five seconds before `now`."""
+        """Return a view that is at most five seconds old."""
         if self._view is None or not clock.is_within(EVERY, self._looked_at, now):
             self._view, self._looked_at = self._read(now), now
         return self._view

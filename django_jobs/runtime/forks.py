@@ -1,4 +1,4 @@
-"""Detach processes that handlers fork from the connections and signal handlers of their worker; runjobs asks for it."""
+"""Detach processes that handlers fork from the connections and signal handlers of the worker; called by runjobs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from django.db import connections
 
 from django_jobs.runtime.stopping import SIGNALS, give_back_signals
 
-# The parent's, held so that nothing closes them: a goodbye on a shared socket would end the parent's session.
+# The parent's connections, kept so that nothing closes them: over the shared socket that would end its sessions.
 _kept: list[Any] = []
 _mask = threading.local()
 
 
 @cache
 def detach_forks() -> None:
-    """Have every process that is forked from this one begin without its connections and its signal handlers.
+    """Make every process that is forked from this one begin without its connections and signal handlers.
 
-    multiprocessing ends processes by SIGTERM, which our handler takes for a request that nobody there waits for.
+    multiprocessing ends processes by SIGTERM, which our handler would queue as a request that nobody there waits for.
     """
     os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_detach)
 
 
 def _hold_back() -> None:
-    # One that comes between the fork and the last line of _detach() would be lost.
+    # A signal that came between the fork and the last line of _detach() would be lost.
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 

@@ -1,4 +1,4 @@
-"""Keep Python's garbage collector from walking again and again through what a process has loaded; for the runner."""
+"""Keep Python's garbage collector from traversing everything a process has loaded again and again; for the runner."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# New containers between two collections of the youngest. Python counts to a few hundred, or to 2,000 from 3.12 on,
-# which a hundred short runs bring about.
+# New containers between two collections of the youngest generation. Python's default is 700, or 2,000 in newer
+# versions, which a hundred short runs reach.
 YOUNGEST = 10_000
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Leave what is loaded now out of collections, and make those of the rest rarer, until the block ends.
+    """Exclude objects that exist now from collections, and make collections of others rarer, until the block ends.
 
-    A process that runs short jobs spends a tenth of its time on them otherwise. A project that has switched the
-    collector off keeps it off, and one that counts further keeps that.
+    A process that runs short jobs would spend a tenth of its time on them. A collector that the project has switched
+    off stays off, and a higher threshold is kept.
     """
     youngest, *older = gc.get_threshold()
     gc.collect()

@@ -1,4 +1,4 @@
-"""Whether a `runjobs` process is alive and ready to work, as its health port and its heartbeat file tell."""
+"""Whether a `runjobs` process is alive and ready to work, for its health port and its heartbeat file."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from django_jobs.conf import get_settings
 from django_jobs.dispatchers import Subscription
 from django_jobs.loop import Loop
 
-# Rescuing thousands of rows, or waiting for a migration that locks a table, takes less; a statement that the network
-# swallowed takes longer.
+# Seconds. Rescuing thousands of rows, or waiting for a migration that locks a table, takes less; a statement whose
+# answer the network lost takes longer.
 STUCK_AFTER = 300.0
-# So many heartbeat intervals without one are two beats that failed, and not one that is a little late.
+# In heartbeat intervals: two beats failed, rather than one being a little late.
 BEATS_LATE = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a probe is told: one word and what is wrong, in words without secrets."""
+    """The answer to a probe: a status and the problems, in words without secrets."""
 
     status: str
     problems: Sequence[str] = ()
 
     @property
     def is_good(self) -> bool:
-        """Whether the one who asks may go on as before; "degraded" costs latency only."""
+        """Whether the probe passes; "degraded" costs latency only."""
         return self.status in {"ok", "degraded"}
 
 
 class Probes(Protocol):
-    """Who can be asked; the answers come at once, from any thread, and ask no database."""
+    """Answers to probes; at once, in any thread, and without the database."""
 
     def alive(self) -> Answer:
-        """Say whether everything still turns; if not, only a new process helps."""
+        """Return whether all loops still turn; if not, only a new process helps."""
 
     def ready(self) -> Answer:
-        """Say whether this process does its work now."""
+        """Return whether this process can do its work now."""
 
 
 class Health:
-    """Answers for one process, from what its runner reports; an outage of the database is no reason to end it."""
+    """Answers for one process, from what its runner reports; an outage of the database is no reason to restart it."""
 
     def __init__(self) -> None:
         self._loops: tuple[Loop, ...] = ()
@@ -51,11 +51,11 @@ class Health:
         self._subscription: Subscription | None = None
 
     def watch(self, *loops: Loop) -> None:
-        """Take these loops, which are started, into account."""
+        """Take these loops, which have been started, into account."""
         self._loops += loops
 
     def listen(self, subscription: Subscription | None) -> None:
-        """Report the trouble of this subscription."""
+        """Report the problems of this subscription."""
         self._subscription = subscription
 
     def beaten(self) -> None:
@@ -74,7 +74,7 @@ class Health:
     def ready(self) -> Answer:
         """See Probes.ready()."""
         if self._is_draining:
-            return Answer(status="draining", problems=["it stops, and takes nothing new"])
+            return Answer(status="draining", problems=["it is stopping and takes nothing new"])
         if self._beaten_at is None:
             return Answer(status="starting", problems=["it has not reached the database yet"])
         alive, age = self.alive(), time.monotonic() - self._beaten_at
@@ -84,7 +84,7 @@ class Health:
         if not alive.is_good:
             return alive
         if self._subscription is not None and (problem := self._subscription.problem()):
-            return Answer(status="degraded", problems=[f"no wake-ups come, work is found by polling: {problem}"])
+            return Answer(status="degraded", problems=[f"no wake-ups arrive, work is found by polling: {problem}"])
         return Answer(status="ok")
 
 

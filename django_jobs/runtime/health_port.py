@@ -23,9 +23,10 @@ from django_jobs.runtime.options import UsageError
 
 logger = logging.getLogger("django_jobs.health")
 
-# For a whole connection, however slowly its request trickles in.
+# Seconds for a whole connection, however slowly its request trickles in.
 LIFETIME = 5.0
-# A probe is answered within milliseconds, so that the oldest of so many is somebody who keeps connections open.
+# Open connections. Probes are answered within milliseconds, so the oldest of so many belongs to a client that keeps
+# connections open.
 MOST = 32
 LOOK_EVERY = 0.25
 
@@ -34,9 +35,9 @@ _running: set[Server] = set()
 
 @contextlib.contextmanager
 def health_port(probes: Probes, port: int | None) -> Iterator[None]:
-    """Answer on this port of every interface while the block runs; None is no port.
+    """Answer on this port of every interface while the block runs; with None do nothing.
 
-    Raises UsageError when the port cannot be had.
+    Raises UsageError when the port cannot be opened.
     """
     if port is None:
         yield
@@ -58,7 +59,7 @@ def health_port(probes: Probes, port: int | None) -> Iterator[None]:
 
 @cache
 def _close_in_forks() -> None:
-    # What a handler forks may outlive this process, and would keep the port from the next one.
+    # A process that a handler forks may outlive this one, and would keep the port from its successor.
     os.register_at_fork(after_in_child=_forget_all)
 
 
@@ -77,7 +78,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, probes: Probes, port: int) -> None:
         self.probes = probes
-        # By the socket, when it was taken; the oldest comes first.
+        # When each connection was accepted; the oldest comes first.
         self._open: dict[Any, float] = {}
         self._lock = threading.Lock()
         if socket.has_dualstack_ipv6():
@@ -112,17 +113,17 @@ class Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what is not just a client that went away before it had its answer."""
+        """Log the error, unless the client just went away before it had its answer."""
         if not isinstance(error := sys.exception(), OSError):
             logger.error("the health port could not answer", exc_info=error)
 
     def forget(self) -> None:
-        """Close what this process got by a fork; where it came from keeps its own."""
+        """Close the sockets that a fork copied into this process; the parent keeps its own."""
         for end in (self.socket, *self._open):
             end.close()
 
     def _cut(self, request: Any) -> None:
-        # Its thread, which waits for more, sees the end of it.
+        # Its thread, which waits for more, reads the end of the connection.
         del self._open[request]
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
@@ -132,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
     server_version = "django_jobs"
     sys_version = ""
-    # For each read; see LIFETIME.
+    # Seconds for each read; see LIFETIME.
     timeout = LIFETIME
 
     def do_GET(self) -> None:

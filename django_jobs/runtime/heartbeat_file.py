@@ -16,7 +16,7 @@ from django_jobs.runtime.options import UsageError
 
 @contextlib.contextmanager
 def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
-    """Write the file at each HEARTBEAT_INTERVAL while all is alive, and remove it at the end; None is no file.
+    """Write the file at each HEARTBEAT_INTERVAL while the process is alive, remove it at the end; with None do nothing.
 
     Raises UsageError when it cannot be written.
     """
@@ -42,16 +42,14 @@ def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
     finally:
         loop.stop()
         loop.join(1)
-        # Its folder may be gone, or not to be written to any more: that makes no end a failure.
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path) -> None:
     """Replace the file in one step, so that nobody reads half of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # The host's clock: it is compared with the age of files there.
+        # The host's clock, since readers compare it with the age of files there.
         draft.write_text(f"{datetime.now(UTC).isoformat(timespec='seconds')}\n")
         draft.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""The line between a supervisor and a child: each learns when the other is gone, the supervisor also when it hangs."""
+"""The line between a supervisor and a child: each notices when the other is gone, the supervisor also when it hangs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 from django_jobs.loop import start_thread
 
-# The child's end is its standard input.
+# File descriptor of the child's end.
 STANDARD_INPUT = 0
-# The seconds between two signs of life.
+# Seconds between two signs of life.
 EVERY = 1.0
-# So much of the time between two looks counts as silence: when the machine sleeps, or the supervisor is frozen together
-# with its children, nobody was there to hear them.
+# The most seconds between two looks that count as silence: while the machine sleeps, or the supervisor is frozen
+# together with its children, nobody listens.
 MOST_AT_ONCE = 1.0
 
 
 class Lifeline:
-    """The supervisor's end of the line to one process; it asks no database, so that an outage ends nobody."""
+    """The supervisor's end of the line to one process; it needs no database, so an outage ends no child."""
 
     def __init__(self) -> None:
         self._own, self._child_end = socket.socketpair()
@@ -33,13 +33,13 @@ class Lifeline:
         return self._child_end.fileno()
 
     def hand_over(self) -> None:
-        """Let go of the child's end, which is the child's alone from now on."""
+        """Close the child's end here, once the child has it."""
         self._child_end.close()
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds nothing was heard in looks at the line, by the monotonic time of `now`.
+        """Return for how many seconds of looking the line has been silent, at the monotonic time `now`.
 
-        It begins with the first sign: how long a start takes is another story.
+        Counting begins with the first sign of life: a start may take long.
         """
         if self._hears():
             self._silence, self._listened_at = 0.0, now
@@ -49,23 +49,22 @@ class Lifeline:
         return self._silence
 
     def close(self) -> None:
-        """Let go of both ends."""
+        """Close both ends."""
         self._own.close()
         self._child_end.close()
 
     def _hears(self) -> bool:
-        # A child that has ended closes the line; that it has is seen elsewhere.
+        # A child that has ended closes the line; its end is noticed elsewhere.
         with contextlib.suppress(BlockingIOError, ConnectionError):
             return bool(self._own.recv(4096))
         return False
 
 
 def hold_lifeline(when_supervisor_is_gone: Callable[[], None]) -> None:
-    """Show life from a thread of its own, and call once when the supervisor has died in whatever way.
+    """Send signs of life from a thread, and call `when_supervisor_is_gone` once when it has died in whatever way.
 
-    The thread shows that this process is not stopped and that its threads get to run, and no more: what its loops wait
-    for is judged by its beats. Standard input becomes /dev/null: neither handlers nor the processes they start have to
-    do with the line.
+    The thread shows only that this process is not stopped and that its threads get to run: its loops are judged by its
+    beats. Standard input becomes /dev/null, so that neither handlers nor the processes they start touch the line.
     """
     line = socket.socket(fileno=os.dup(STANDARD_INPUT))
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -74,10 +73,10 @@ def hold_lifeline(when_supervisor_is_gone: Callable[[], None]) -> None:
     line.settimeout(EVERY)
 
     def turn() -> None:
-        # It is closed, or with unread signs in it reset.
+        # The supervisor's end is closed, or reset if there were unread signs.
         with line, contextlib.suppress(ConnectionError):
             while True:
-                # A supervisor that is frozen itself reads none of them.
+                # A frozen supervisor reads nothing, so the line may be full.
                 with contextlib.suppress(TimeoutError):
                     line.send(b".")
                 with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Claim rows of jobs with `concurrency=` among the best that wait; for the worker, which claims all others itself."""
+"""Claim rows of jobs with `concurrency=` that are among the best; for the worker, which claims all others itself."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from uuid import UUID
 
 from django_jobs import concurrency, registry, transitions
 from django_jobs.models import JobExecution
-from django_jobs.runtime.heads import heads
 
-# A job that could not be claimed from, mostly as it is at its limit, is left alone for so long, then ever longer.
+# Seconds for which a job is left alone after a claim in vain, usually because it is at its limit; then ever longer.
 FIRST_REST = 0.02
 LONGEST_REST = 0.25
 
 
 class LimitedClaims:
-    """Knows which jobs of this process have a limit, and which of them are at it for now."""
+    """Knows which jobs of this process have a limit, and which of them have reached it for now."""
 
     def __init__(self, *, using: str) -> None:
         self._using = using
-        # By the name of the job: until when it rests, and for how long it did.
+        # By job name: until when it rests, and for how long.
         self._rests: dict[str, tuple[float, float]] = {}
 
     def names(self) -> frozenset[str]:
@@ -35,7 +34,7 @@ class LimitedClaims:
         return [name for name in names if self._rests.get(registry.get(name).name, (0.0, 0.0))[0] <= moment]
 
     def wake(self, names: Collection[str]) -> None:
-        """Look at these jobs again at once, since runs of them ended; safe from any thread."""
+        """Try these jobs again at once, since runs of them ended; safe from any thread."""
         for name in names:
             self._rests.pop(name, None)
 
@@ -50,12 +49,17 @@ class LimitedClaims:
         now: datetime,
         lost_after: float,
     ) -> list[JobExecution]:
-        """Claim rows of these names as far as they are among the `limit` best, those of the others included."""
+        """Claim those rows of these names that are among the `limit` best of these and the other names."""
+        found: list[tuple[int, datetime, UUID, str, str]] = []
+        for queue in queues:
+            pending = JobExecution.objects.using(self._using).pending().filter(queue=queue)
+            best = pending.among_jobs([*names, *others]).order_by("rank", "scheduled_at", "pk")
+            found += best.values_list("rank", "scheduled_at", "pk", "job_name", "queue")[:limit]
         chosen: dict[tuple[str, str], list[UUID]] = {}
         wanted = set(names)
-        for row in heads(queues, [*names, *others], limit=limit, using=self._using)[:limit]:
-            if row.job_name in wanted:
-                chosen.setdefault((registry.get(row.job_name).name, row.queue), []).append(row.pk)
+        for _rank, _at, pk, name, queue in sorted(found)[:limit]:
+            if name in wanted:
+                chosen.setdefault((registry.get(name).name, queue), []).append(pk)
         claim = partial(
             transitions.claim_within, worker_id=worker_id, now=now, lost_after=lost_after, using=self._using
         )

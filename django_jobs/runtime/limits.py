@@ -1,4 +1,4 @@
-"""When a process has done enough and ends: `--max-jobs` and `--max-memory`."""
+"""The limits after which a process ends: `--max-jobs` and `--max-memory`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from django_jobs.runtime.worker import Worker
 
 EVERY = 1.0
 MEGABYTE = 1_000_000
-# Children of one supervisor that start together and do the same are not to end together.
+# Children of one supervisor, which start together and do the same work, should not end together.
 SPREAD = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many runs a process starts, and above how many megabytes of memory it takes no more; None is no limit."""
+    """How many runs a process starts, and the megabytes of memory above which it takes no more; None is no limit."""
 
     max_jobs: int | None = None
     max_memory: float | None = None
 
     def lowered(self) -> Limits:
-        """Return these limits, or each up to a tenth lower, by chance."""
+        """Return these limits, each lowered at random by up to a tenth."""
         share = 1.0 - random.uniform(0.0, SPREAD)
         return replace(
             self,
@@ -34,7 +34,7 @@ class Limits:
 
 
 class MemoryLimit:
-    """Looks once a second, after something ran, whether the process has grown too large."""
+    """Checks once a second, if something ran meanwhile, whether the process has grown too large."""
 
     def __init__(self, megabytes: float, worker: Worker, *, on_limit: Callable[[str], None]) -> None:
         self._megabytes = megabytes
@@ -46,7 +46,7 @@ class MemoryLimit:
         """Look once."""
         ended = self._worker.claimed - len(self._worker.running())
         used = memory_in_use()
-        # What is too large at its start would not be smaller if it began anew.
+        # Only after a run: a process that is too large at its start would not be smaller after a restart.
         if ended > self._seen and used is not None and used > self._megabytes * MEGABYTE:
             self._on_limit(f"{used / MEGABYTE:.0f} MB of memory are in use, more than {self._megabytes:.0f} MB")
         self._seen = ended

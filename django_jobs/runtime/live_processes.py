@@ -1,4 +1,4 @@
-"""Ask the table whether somebody works, as `runjobs --check` does; starts nothing."""
+"""Look in the table for live processes, for `runjobs --check`; starts nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from django_jobs.runtime.fleet import WORKER_ROLE
 from django_jobs.runtime.startup import ask_database, check_tables
 from django_jobs.served import Served
 
-# A probe has little time, and comes again.
+# Seconds; a probe has little time, and comes again.
 PATIENCE = 3.0
 LIMIT = 10_000
 
 
 def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
-    """Return what no live process does of what was asked for: each role, each queue; with neither, anything at all.
+    """Return the roles and queues that no live process fills or serves; if none are given, whether there is no process.
 
     A process is live while its last beat is at most WORKER_LOST_AFTER old by the database's clock. Raises
-    DatabaseNotReady when that cannot be asked within PATIENCE seconds.
+    DatabaseNotReady when the database does not answer within PATIENCE seconds.
     """
     live = ask_database(jobs_alias(), _live, lambda line: None, patience=PATIENCE)
     if not live:

@@ -1,4 +1,4 @@
-"""Move rows between PENDING and SCHEDULED for stage: in portions, hinted, and past those that cannot be moved now."""
+"""Move rows between PENDING and SCHEDULED for stage: in portions, with hints, skipping those that cannot be moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.portions import hint, move, portions
 
 REFUSED_FOR = timedelta(minutes=1)
-# A row that another transaction holds is looked at again so much later.
+# After this time a row that another transaction held is tried again.
 HELD_FOR = timedelta(seconds=0.5)
 
 # Queue, rank and id of a row.
@@ -21,20 +21,20 @@ Row = tuple[str, int, UUID]
 
 
 class Moves:
-    """The verbs of stage over rows given by id; those that could not be moved are left alone for a while."""
+    """The verbs of stage for rows given by id; rows that could not be moved are left alone for a while."""
 
     def __init__(self, *, using: str) -> None:
         self._using = using
-        # Rows that the database refuses to move or that are held, and until when they are passed over.
+        # Rows that the database refused to move or that were held, and until when they are skipped.
         self._refused: dict[UUID, datetime] = {}
 
     def forget(self, now: datetime) -> None:
-        """Look again at the rows that were left alone long enough."""
+        """Try the rows again that were left alone long enough."""
         # Further ahead lies nothing but what was set down before the clock was set back.
         self._refused = {pk: until for pk, until in self._refused.items() if now < until <= now + REFUSED_FOR}
 
     def rows(self) -> ExecutionQuerySet:
-        """Return all rows but those that are left alone now."""
+        """Return all rows except those that are left alone now."""
         rows: ExecutionQuerySet = JobExecution.objects.using(self._using).exclude(pk__in=list(self._refused))
         return rows
 
@@ -56,7 +56,7 @@ class Moves:
         hint(row for row in rows if row[2] not in left)
 
     def _apply(self, ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], now: datetime) -> set[UUID]:
-        """Return what could not be moved."""
+        """Return the rows that could not be moved."""
         unmoved = move(ids, verb, using=self._using)
         self._refused.update(dict.fromkeys(unmoved.held, now + HELD_FOR))
         self._refused.update(dict.fromkeys(unmoved.refused, now + REFUSED_FOR))

@@ -1,4 +1,4 @@
-"""Do everything that is due now and nothing more, as a system cron asks for with `runjobs --once`."""
+"""Do everything that is due now and nothing more, for `runjobs --once`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LOOK_EVERY = 0.05
 
 
 def run_once(parts: Parts, over: Callable[[float], bool]) -> bool:
-    """Fire due ticks, stage, sweep, rescue, run until nothing is left, trim; return whether it came to the end.
+    """Fire due ticks, stage, sweep, rescue, run until nothing is left, trim; return whether it got to the end.
 
-    `over` waits up to so many seconds and says whether to stop before that.
+    `over` waits up to the given number of seconds and returns whether to stop early.
     """
     if parts.scheduler is not None:
         parts.scheduler.tick()
@@ -38,16 +38,16 @@ def run_once(parts: Parts, over: Callable[[float], bool]) -> bool:
 
 
 def _has_work(parts: Parts, worker: Worker) -> bool:
-    """Whether something runs here or could; the rows say so, since a claim may be under way."""
+    """Whether something runs here or could run; judged by the rows, since a claim may be under way."""
     if not worker.is_idle or parts.stage.tick() == 0.0:
         return True
     parts.stage.look_for_queues(clock.now(parts.using))
     rows = JobExecution.objects.using(parts.using)
-    # Of a job at its limit nothing starts before others end: here, which is seen below, or in another process.
+    # Of a job at its limit nothing starts before other runs end: here, which is seen below, or in another process.
     full = concurrency.full(concurrency.jobs(), using=parts.using)
     names = registry.names() - parts.stage.paused_jobs - full
     if rows.pending().filter(queue__in=worker.served_queues(), job_name__in=names).exists():
         worker.wake()
         return True
-    # In this order, which is that of a row's way: no row slips through by moving on between two looks.
+    # In the order of a row's life, so that no row slips through by moving on between two looks.
     return rows.of_worker(parts.liveness.worker_id).exists() or parts.stage.has_due(worker.served)

@@ -1,4 +1,4 @@
-"""The options of one `runjobs`, checked and filled in from the settings; made by the command and by the view."""
+"""The options of one `runjobs`, checked and completed from the settings; made by the command and by the view."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MOST_PROCESSES = 1000
 
 
 class UsageError(Exception):
-    """An option or a setting is wrong; the text says which, and the mend."""
+    """An option or a setting is wrong; the text says which, and how to correct it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What this process is to do; checked and filled in from the settings."""
+    """What this process is to do; checked and completed from the settings."""
 
     roles: tuple[str, ...]
     served: Served
@@ -32,9 +32,9 @@ class Options:
     once: bool
     max_time: float | None
     limits: Limits
-    # How many supervised workers; None is this very process.
+    # The number of supervised workers; None means that this process is the worker.
     processes: int | None
-    # Where to tell how the process is.
+    # Where the health of the process is reported.
     health_port: int | None
     heartbeat_file: Path | None
 
@@ -54,11 +54,11 @@ class Options:
         health_port: int | None = None,
         heartbeat_file: Path | None = None,
     ) -> Options:
-        """Check what was asked for; no role named means all of them. Raises UsageError."""
+        """Check the options; no role means all of them. Raises UsageError."""
         settings = get_settings()
         named = settings.queues if queues is None else tuple(_queue(name, "--queues") for name in queues)
         if named is not None and not named:
-            raise UsageError("--queues names no queue; give names separated by commas, or leave it out for any queue.")
+            raise UsageError("--queues names no queue; give names separated by commas, or leave it out to serve any.")
         try:
             configured("SWEEP_CRON")
             configured("TRIM_CRON")
@@ -66,13 +66,13 @@ class Options:
             raise UsageError(str(error)) from error
         left_out = tuple(_queue(name, "--exclude") for name in exclude)
         if not (served := Served.of(named, left_out)):
-            raise UsageError(f"--exclude leaves no queue to serve of {', '.join(named or ())}.")
+            raise UsageError(f"--exclude takes away every queue of {', '.join(named or ())}; leave one to serve.")
         if concurrency is not None and concurrency < 1:
-            raise UsageError(f"--concurrency is {concurrency}; expected a whole number from 1 up.")
+            raise UsageError(f"--concurrency is {concurrency}; expected a whole number of at least 1.")
         if max_time is not None and not 0 < max_time < float("inf"):
             raise UsageError(f"--max-time is {max_time:g}; expected more than 0 seconds.")
         if max_jobs is not None and max_jobs < 1:
-            raise UsageError(f"--max-jobs is {max_jobs}; expected a whole number from 1 up.")
+            raise UsageError(f"--max-jobs is {max_jobs}; expected a whole number of at least 1.")
         if max_memory is not None and not 0 < max_memory < float("inf"):
             raise UsageError(f"--max-memory is {max_memory:g}; expected more than 0 megabytes.")
         if health_port is not None and not 0 < health_port < 65536:
@@ -98,8 +98,8 @@ def _check_processes(processes: int, *, roles: Collection[str], once: bool) -> N
         raise UsageError(f"--processes is {processes}; expected a whole number from 1 to {MOST_PROCESSES}.")
     if once:
         raise UsageError(
-            "--once ends by itself and --processes starts again what ends: give one of them; "
-            "--concurrency makes --once run more at a time."
+            "--once ends by itself and --processes restarts what ends: give only one of them; "
+            "with --once, --concurrency runs more at a time."
         )
     if "worker" not in roles:
         raise UsageError(

@@ -23,7 +23,7 @@ from django_jobs.runtime.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a process of some roles consists of; a part of another role is None."""
+    """The parts of a process; those of roles that it does not have are None."""
 
     using: str
     liveness: Liveness
@@ -46,7 +46,7 @@ class Parts:
         on_limit: Callable[[str], None],
         on_death: Callable[[str, BaseException], None],
     ) -> Parts:
-        """Make the parts; nothing starts and nothing is read yet."""
+        """Make the parts; starts and reads nothing yet."""
         roles = options.roles
         is_worker = "worker" in roles
         liveness = Liveness(
@@ -86,7 +86,7 @@ class Parts:
         )
 
     def ticks(self) -> dict[str, Tick]:
-        """Return what is to be called again and again, each in a thread of its own."""
+        """Return the functions to be called again and again, each in a thread of its own."""
         ticks: dict[str, Tick] = {"stage": self.stage.tick, "rescue": self.rescue.tick}
         if self.scheduler is not None:
             ticks["scheduler"] = self.scheduler.tick
@@ -99,7 +99,7 @@ class Parts:
 
 @contextlib.contextmanager
 def subscribed(worker: Worker | None, options: Options) -> Iterator[Subscription | None]:
-    """Have the dispatcher wake the worker while the block runs, and start nothing by itself."""
+    """While the block runs, have the dispatcher wake the worker and run nothing itself."""
     dispatcher = dispatchers.get_dispatcher()
     with dispatcher.without_running():
         if worker is None:

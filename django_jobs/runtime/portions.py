@@ -1,4 +1,4 @@
-"""Bounded reads and isolated writes, which all ticks share: no tick reads a whole table, no row stops the others."""
+"""Bounded reads and isolated writes for all ticks: no tick reads a whole table, and no row stops the others."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def portions(items: Sequence[T], size: int = PAGE) -> Iterator[Sequence[T]]:
 
 
 def distinct(queryset: QuerySet[Any], field: str, *, limit: int = 1000) -> list[str]:
-    """Return the different values of a column, at most `limit`, by one probe of its index each.
+    """Return the distinct values of a column, at most `limit`, with one probe of its index for each.
 
-    SELECT DISTINCT would read every row; only some databases skip from value to value by themselves.
+    SELECT DISTINCT would read every row: few databases skip from value to value.
     """
     values: list[str] = []
     rest = queryset
@@ -46,14 +46,14 @@ def distinct(queryset: QuerySet[Any], field: str, *, limit: int = 1000) -> list[
 
 @dataclass(slots=True, kw_only=True)
 class Unmoved:
-    """Rows that a verb was not applied to: refused by the database, or held by another transaction for now."""
+    """Rows that were not moved: refused by the database, or held by another transaction."""
 
     refused: list[UUID] = field(default_factory=list)
     held: list[UUID] = field(default_factory=list)
 
 
 def move(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], *, using: str) -> Unmoved:
-    """Apply a verb to rows, all at once or, when the database refuses that, one by one; return what was left out."""
+    """Apply a verb to rows, all at once or, if the database refuses that, one by one; return those left out."""
     try:
         return Unmoved(held=_move_unlocked(ids, verb, using=using))
     except DatabaseError as error:
@@ -70,9 +70,9 @@ def move(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], *, using
 
 @retried
 def _move_unlocked(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], *, using: str) -> list[UUID]:
-    """Apply a verb to the rows that nobody holds; return the others.
+    """Apply a verb to the rows that no other transaction holds; return the others.
 
-    Without waiting: whoever has touched one of them in a transaction that stays open would hold up all of them.
+    Without waiting: one transaction that stays open after touching a single row would hold up all of them.
     """
     rows = JobExecution.objects.using(using).filter(pk__in=ids)
     if not passes_over_locks(using):

@@ -1,6 +1,6 @@
-"""Delete what is left of jobs that nobody knows any more; `manage.py jobs purge` and the admin's page of jobs call it.
+"""Delete executions of jobs that no process knows any more, for `manage.py jobs purge` and the admin's page of jobs.
 
-Nothing calls it by itself: a name may be unknown for a while only, as during a deploy.
+Never called automatically: during a deploy, a name may be unknown for a while.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from django_jobs.runtime.portions import distinct, move
 from django_jobs.states import FINAL
 
 BATCH = 500
-# Names are asked for one by one, and rows are counted up to here.
+# Names are looked up one by one, at most so many, and rows are counted up to here.
 NAMES = 10_000
 COUNTED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """The rows of one name that nobody knows; each number goes up to COUNTED + 1."""
+    """The rows of one unknown name; each number goes up to COUNTED + 1."""
 
     name: str
     finished: int
     parked: int
-    # Neither: they wait for their time, for a queue that no worker serves, or run. A purge leaves them alone.
+    # Neither: they are running, or wait for their time or for a queue that no worker serves. A purge leaves them alone.
     live: int
 
     @property
     def purgeable(self) -> int:
-        """How many rows a purge takes."""
+        """How many rows a purge would delete."""
         return self.finished + self.parked
 
 
@@ -58,9 +58,8 @@ def leftovers(names: Iterable[str], *, using: str) -> list[Leftover]:
 def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
     """Delete the finished and parked rows of these names; yield after each portion how many rows it deleted.
 
-    A name that somebody knows by now is left alone, also in the midst of it. Rows that another transaction holds stay,
-    and so do those that wait or run. Parked rows are cancelled first: where this ends half-way, they are seen as what
-    they are.
+    A name that becomes known is left alone from then on. Rows that another transaction holds stay, and so do waiting
+    and running ones. Parked rows are cancelled first, so that they show as cancelled if the purge ends half-way.
     """
     user, by_name = attribution(by)
     for name in names:
@@ -87,7 +86,7 @@ def _cancel(rows: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) ->
 
 
 def _parked(name: str, using: str) -> Iterator[list[UUID]]:
-    """Yield the ids of the parked rows in pages by key."""
+    """Yield the ids of the parked rows, page by page."""
     rest = JobExecution.objects.using(using).filter(job_name=name).parked().order_by("pk")
     page = list(rest.values_list("pk", flat=True)[:BATCH])
     while page:

@@ -1,4 +1,4 @@
-"""Run `runjobs --reload`: a process that begins anew with each change of the sources, and one that watches over it."""
+"""Run `runjobs --reload`: a process that is restarted with each change of the sources, and one that watches over it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from django_jobs.runtime.watching import is_watched
 
 logger = logging.getLogger("django_jobs.runner")
 
-# A person waits for the reload: what runs is handed back soon.
+# Seconds. A person waits for the reload, so running executions are handed back soon.
 DRAIN = 1.0
 PATIENCE = 10.0
-# How the child ends when a source has changed; Django's reloader says so.
+# Exit code of a child whose sources have changed; set by Django's reloader.
 CHANGED = 3
 LOOK_EVERY = 0.1
 LOOK_FOR_CHANGES_EVERY = 1.0
 
 
 def run_reloading(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
-    """Run in a child process that is started anew whenever a source file changes; `run` reports mistakes and errors.
+    """Run in a child process that is restarted whenever a source file changes; `run` reports mistakes and errors.
 
-    Not with the parent of Django's own: a quarter of a second after Ctrl-C that one kills the child, which has not yet
-    handed back what runs; and it ends with the first mistake in a source.
+    Django's own parent process would not do: a quarter of a second after Ctrl-C it kills the child, which has not yet
+    handed back its executions; and it ends with the first mistake in a source.
     """
     if is_watched():
         _be_child(run, make)
@@ -46,10 +46,10 @@ def run_reloading(run: Callable[[Runner], int], make: Callable[[], Runner]) -> N
 def _be_child(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
     """Run until a signal comes or a source changes.
 
-    The reloader has the main thread, so that both end it by leaving that thread: what runs is handed back on the way.
+    The reloader has the main thread, so both end the process by leaving it, and running executions are handed back.
     """
     runners: list[Runner] = []
-    # Why it ends: the first one counts.
+    # Why it ends; the first reason counts.
     reasons: list[str] = []
     ended = threading.Event()
 
@@ -63,17 +63,17 @@ def _be_child(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
         if code != DONE:
             sys.stdout.flush()
             sys.stderr.flush()
-            # Not the code itself, which may be the one of a change.
+            # Not the code itself, which may equal CHANGED.
             os._exit(FAILED)
 
     def leave(number: int, frame: Any) -> None:
-        # A terminal tells both this process and the parent, which tells again; it kills where somebody insists.
+        # A terminal signals this process and the parent, which passes it on, and which kills at a second signal.
         if not reasons:
             reasons.append(signal.Signals(number).name)
             sys.exit(DONE)
 
     for number in SIGNALS:
-        # What is ignored stays so: nohup asks for that.
+        # An ignored signal stays ignored: nohup wants that.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
     try:
@@ -86,7 +86,7 @@ def _be_child(run: Callable[[Runner], int], make: Callable[[], Runner]) -> None:
 
 
 class _Parent:
-    """Starts the child again and again, and lets it end in order when a signal comes."""
+    """Starts the child again and again, and lets it end in order on a signal."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -97,20 +97,20 @@ class _Parent:
         """Run until the child ends as asked; return its exit code."""
         with self._requests.signals():
             while True:
-                # Of before the start: what is saved while it fails is a change.
+                # Taken before the start: a file that is saved while the child fails counts as a change.
                 sources = _sources()
                 code = self._run_child()
                 if code == DONE or self._requests.wait(0) is not None:
                     return max(code, DONE)
                 if code != CHANGED:
-                    logger.warning("it ended with %d, see above, and begins anew when a source file changes", code)
+                    logger.warning("ended with exit code %d, see above; restarts when a source file changes", code)
                     while _sources() == sources:
                         if self._requests.wait(LOOK_FOR_CHANGES_EVERY) is not None:
                             return DONE
 
     def _run_child(self) -> int:
         environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
-        # Not closing what this process holds open: the command line may name a descriptor.
+        # Open descriptors are inherited: the command line may name one.
         self._child = child = subprocess.Popen(  # noqa: S603 - this very command
             autoreload.get_child_arguments(), env=environment, close_fds=False
         )
@@ -120,7 +120,7 @@ class _Parent:
         return code
 
     def _end(self, child: subprocess.Popen[bytes]) -> int:
-        """Tell the child, which may have been told; kill it when it takes too long."""
+        """Tell the child to end, which may know already; kill it when it takes too long."""
         child.terminate()
         try:
             return child.wait(PATIENCE + LINGER + 1)
@@ -136,7 +136,7 @@ class _Parent:
 
 
 def _sources() -> dict[Path, float]:
-    """Return when the sources of the project, or what will be some, were last modified."""
+    """Return when each source file of the project, imported yet or not, was last modified."""
     reloader = autoreload.StatReloader()
     for app in apps.get_app_configs():
         if not {"site-packages", "dist-packages"} & set(Path(app.path).parts):

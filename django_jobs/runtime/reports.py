@@ -1,4 +1,4 @@
-"""How the children of `--processes` tell their supervisor how they are: a file each, written every few seconds."""
+"""How the children of `--processes` report their health to the supervisor: a file each, written every few seconds."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from django_jobs.loop import Loop
 from django_jobs.runtime.health import Answer, Probes
 
 EVERY = 2.0
-# Also a child whose handlers take all the time of its processor gets around to it.
+# Seconds; even a child whose handlers use up its processor gets around to reporting within this time.
 STALE_AFTER = 30.0
 WORSE = ("ok", "degraded", "draining", "starting", "failing")
 
 
 @contextlib.contextmanager
 def reported(probes: Probes, path: Path | None) -> Iterator[None]:
-    """Write the answers of the probes into the file while the block runs; None is no file."""
+    """Write the answers of the probes into the file while the block runs; with None do nothing."""
     if path is None:
         yield
         return
 
     def tick(now: datetime | None = None) -> float:
-        # The monotonic clock is that of the machine: all its processes agree on it.
+        # All processes of a machine share its monotonic clock.
         report = {"at": time.monotonic(), "alive": asdict(probes.alive()), "ready": asdict(probes.ready())}
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(report))
@@ -56,10 +56,10 @@ def read(path: Path) -> tuple[Answer, Answer] | None:
 
 
 class Reports:
-    """Answers for a supervisor, from what its children report; a child that has no process now is being replaced."""
+    """Answers for a supervisor, from what its children report; a child without a process is being replaced."""
 
     def __init__(self, places: Callable[[], Mapping[str, Path | None]]) -> None:
-        """Take who names the children, each with the file of its report, None while it has no process."""
+        """Take a function that returns each child's name with the file of its report, None while it has no process."""
         self._places = places
         self._is_draining = False
 
@@ -75,19 +75,19 @@ class Reports:
     def ready(self) -> Answer:
         """See Probes.ready()."""
         if self._is_draining:
-            return Answer(status="draining", problems=["it stops, and takes nothing new"])
+            return Answer(status="draining", problems=["it is stopping and takes nothing new"])
         return _all_of({name: _readiness(path) for name, path in self._places().items()})
 
 
 def _readiness(path: Path | None) -> Answer:
     if path is None:
-        return Answer(status="failing", problems=["it ended, and is replaced soon"])
+        return Answer(status="failing", problems=["it ended and will be replaced soon"])
     answers = read(path)
     return Answer(status="starting", problems=["it has not reported yet"]) if answers is None else answers[1]
 
 
 def _all_of(answers: Mapping[str, Answer]) -> Answer:
-    """Return the worst status, and all problems with the name of who has them."""
+    """Return the worst status, and all problems, each with the name of its child."""
     problems = [f"{name}: {problem}" for name, answer in answers.items() for problem in answer.problems]
     statuses = [answer.status for answer in answers.values()]
     return Answer(status=max(statuses, key=WORSE.index, default="ok"), problems=problems)

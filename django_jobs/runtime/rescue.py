@@ -1,4 +1,4 @@
-"""Find running rows whose process died, and queue them again or end them: in every runjobs process."""
+"""Find running rows whose process died, and queue them again or end them; runs in every runjobs process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from django_jobs.states import Status
 logger = logging.getLogger("django_jobs.rescue")
 
 LOOKS = 3
-# A look counts if it comes so many intervals after the last one: sooner it tells nothing new, later we may have slept.
+# A look counts if it comes so many intervals after the last: an earlier one tells nothing new, before a later one
+# this process may have been frozen.
 EARLIEST, LATEST = 0.9, 1.5
 LIMIT = 10_000
 PREFIX = f"{WorkerLost.__name__}: "
@@ -39,7 +40,7 @@ class Owner:
     """A worker that owns running rows."""
 
     worker_id: UUID | None
-    # Does it have a row of its own? Without one it has no times.
+    # Does it have a row of its own? Without one, its times are None.
     is_registered: bool = False
     host: str = ""
     pid: int = 0
@@ -50,7 +51,7 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """Where it ran, as in all error entries."""
+        """Where it ran, as all error entries show it."""
         return f"{self.host} pid {self.pid}" if self.is_registered else str(self.worker_id or "")
 
     @property
@@ -61,15 +62,16 @@ class Owner:
         who = f"its worker, {self.label}, version {self.version or 'unknown'},"
         if self.stopped_at is not None:
             return f"{who} stopped at {self.stopped_at:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{who} gave no sign of life after {self.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{who} has shown no sign of life since {self.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class Rescue:
-    """Takes rows from workers that are dead for certain.
+    """Takes rows away from workers that are certainly dead.
 
-    Dead is who is stale by the database's clock and showed the same heartbeat in three looks in a row of this process,
-    an interval apart by its own monotonic clock. A failed or late look begins the count anew, and `beat` comes before
-    each look: an outage of the database or a frozen host ends no healthy run. Who said it stopped is dead at once.
+    A worker is dead when it is stale by the database's clock and showed the same heartbeat in three consecutive looks
+    of this process, an interval apart by its own monotonic clock. A failed or late look restarts the count, and `beat`
+    is called before each look, so that neither an outage of the database nor a frozen host ends a healthy run. A worker
+    that has marked itself stopped is dead at once.
     """
 
     def __init__(
@@ -83,11 +85,11 @@ class Rescue:
         self._beat = beat
         self._monotonic = monotonic
         self._looked_at: float | None = None
-        # The heartbeat each owner showed, and in how many looks in a row.
+        # The heartbeat that each owner showed, and in how many consecutive looks.
         self._seen: dict[UUID | None, tuple[datetime | None, int]] = {}
 
     def tick(self, now: datetime | None = None) -> float:
-        """Look once and rescue what belongs to nobody; return the seconds to the next look."""
+        """Look once and rescue the rows of dead workers; return the seconds to the next look."""
         interval = get_settings().heartbeat_interval
         moment = self._monotonic()
         since = None if self._looked_at is None else moment - self._looked_at
@@ -95,7 +97,7 @@ class Rescue:
             return interval - since
         if since is None or since > LATEST * interval:
             self._seen.clear()
-        # Until this look has succeeded there was none.
+        # Until it has succeeded, this look does not count.
         self._looked_at = None
         self._beat()
         now = now or clock.now(self._using)
@@ -106,10 +108,10 @@ class Rescue:
         return interval
 
     def suspect(self, now: datetime | None = None) -> int:
-        """Look once without a memory, for processes that end soon, and return how many rows were moved.
+        """Look once, without memory of other looks, for processes that end soon; return how many rows were moved.
 
-        A silent worker is noted as suspected in its row, which its next beat clears; a later call that finds a note of
-        more than two intervals rescues. Calls may come from any process, at any time.
+        A silent worker's row is marked as suspected, and its next beat clears the mark; a later call that finds a mark
+        older than two intervals rescues. Calls may come from any process, at any time.
         """
         now = now or clock.now(self._using)
         patience = timedelta(seconds=2 * get_settings().heartbeat_interval)
@@ -156,7 +158,7 @@ class Rescue:
         return owner.heartbeat_at is None or not is_fresh(owner.heartbeat_at, now, get_settings().worker_lost_after)
 
     def _settle(self, dead: Collection[Owner], now: datetime) -> int:
-        """Move the rows of dead owners, one by one so that none stops the others; return how many moved."""
+        """Move the rows of dead owners, one by one so that none holds up the others; return how many moved."""
         owners = {owner.worker_id: owner for owner in dead}
         fields = ("job_name", "worker_id", "started_at", "attempt", "rescues")
         moved = 0
@@ -170,7 +172,7 @@ class Rescue:
         return moved
 
     def _lost(self, worker_ids: Collection[UUID | None], now: datetime) -> ExecutionQuerySet:
-        """Return the running rows of these workers, as long as those are not fresh: judged inside each UPDATE."""
+        """Return the running rows of these workers, unless they are fresh again, which each UPDATE checks."""
         fresh = Worker.objects.using(self._using).fresh(now, get_settings().worker_lost_after)
         mine = Q(worker_id__in=[pk for pk in worker_ids if pk is not None])
         if None in worker_ids:
@@ -182,7 +184,7 @@ class Rescue:
         job = registry.find(row.job_name)
         message = f"{owner.end}."
         if row.rescues >= transitions.RESCUES_ALLOWED:
-            message = f"this execution kills its worker: three were lost while they ran it; the last time {message}"
+            message = f"this execution kills its worker: three were lost while running it; the last time, {message}"
         entry = {
             "exception": f"{WorkerLost.__module__}.{WorkerLost.__qualname__}",
             "message": message,
@@ -199,7 +201,7 @@ class Rescue:
         try:
             if job is None or job.has_retry:
                 moved = transitions.rescue(lost, now=now, describe=describe)
-                # What still has attempts and was not moved just now is not lost any more.
+                # A row that has attempts left but was not moved just now is no longer lost.
                 lost = lost.filter(Q(attempt__gte=F("max_attempts")) | Q(rescues__gte=transitions.RESCUES_ALLOWED))
             moved = moved or transitions.bury(lost, now=now, describe=describe)
         except DatabaseError as error:
@@ -212,7 +214,7 @@ class Rescue:
         return bool(moved)
 
     def _tell(self, pk: UUID, job: Job[...] | None, *, attempt: int, message: str) -> None:
-        """Hint what runs again, and tell of the attempt that failed with its worker."""
+        """Announce a row that runs again, and send the signal of the attempt that failed with its worker."""
         row = JobExecution.objects.using(self._using).filter(pk=pk).first()
         if row is None:
             return
@@ -223,7 +225,7 @@ class Rescue:
         if will_retry:
             if row.status == Status.PENDING:
                 hint([(row.queue, row.rank, row.pk)])
-            # Who claimed it since counts the next attempt already.
+            # A worker that has claimed it since has already counted the next attempt.
             row.status, row.attempt = Status.PENDING, attempt
         if job is None:
             level, what = (logging.WARNING, "runs again") if will_retry else (logging.ERROR, "ended")

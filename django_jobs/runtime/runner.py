@@ -1,4 +1,4 @@
-"""One `runjobs` process: puts worker, ticks and loops together, runs them until told to stop, and ends in order."""
+"""One `runjobs` process: makes the worker, ticks and loops, runs them until told to stop, and ends in order."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class Runner:
         drain: float | None = None,
         after_drain: float = AFTER_DRAIN,
     ) -> None:
-        """Take `drain` and `after_drain`, in seconds, where less time than usual is left for the end."""
+        """Take `drain` and `after_drain` in seconds, where there is less time than usual for the end."""
         self._options = options
         self._say = say
         self._child = child
         self._using = jobs_alias()
-        # The signals of a terminal or of systemd reach a child twice: directly, and from its supervisor, which ends it
-        # at once when that is what is asked for.
+        # The signals of a terminal or of systemd reach a child twice: directly, and from its supervisor, which kills it
+        # if somebody insists.
         self._requests = StopRequests() if child is None else StopRequests(insisted=lambda number: None)
         self._drain = get_settings().drain_timeout if drain is None else drain
         self._after_drain = after_drain
         self._health = Health()
-        # Did `once` find nothing left to do?
+        # Did `once` run until nothing was left to do?
         self.came_to_the_end = False
         self._liveness: Liveness | None = None
         self._worker: Worker | None = None
@@ -82,7 +82,7 @@ class Runner:
         self._is_retired = False
 
     def stop(self, reason: str = "stopped", *, drain: float | None = None) -> None:
-        """Have run() end in order, after at most `drain` seconds for what runs; returns at once."""
+        """Have run() end in order, with at most `drain` seconds for running executions; returns at once."""
         if drain is not None:
             self._drain = min(self._drain, drain)
         self._requests.put(StopRequest(reason=reason))
@@ -94,7 +94,7 @@ class Runner:
     def run(self) -> int:
         """Run until asked to stop, or with `once` until nothing is left; return the exit code.
 
-        Raises DatabaseNotReady when there is no database to start with, UsageError inside a transaction.
+        Raises DatabaseNotReady when there is no database at the start, UsageError inside a transaction.
         """
         started = time.monotonic()
         with self._requests.signals(), contextlib.ExitStack() as stack:
@@ -106,7 +106,7 @@ class Runner:
                 parts = self._prepare()
                 self._requests.is_starting = False
             except (StopNow, DatabaseNotReady):
-                # A signal that interrupts a transaction surfaces as the error of its rollback.
+                # A signal in the midst of a transaction surfaces as the error of its rollback.
                 if self._requests.wait(0) is None:
                     raise
                 self._retire("stopped while starting")
@@ -122,7 +122,7 @@ class Runner:
             stack.enter_context(reported(self._health, self._child.report))
 
     def _prepare(self) -> Parts:
-        """Find the database and make the parts; a signal may end this anywhere."""
+        """Find the database and make the parts; a signal may end this at any point."""
         refuse_transaction(self._using)
         check_pools()
         if self._requests.has_signals:
@@ -141,7 +141,7 @@ class Runner:
         try:
             check_tables(self._using)
             parts.liveness.register()
-            # The worker has to know what is paused before it claims.
+            # Before it claims, the worker has to know what is paused.
             parts.stage.tick()
         except Error as error:
             raise failure(self._using, error) from error
@@ -171,7 +171,7 @@ class Runner:
             return self._end(parts.worker, request)
 
     def _loop(self, name: str, tick: Tick) -> None:
-        # After an outage everybody beats before anybody has looked three times, an interval apart, who is dead.
+        # After an outage, every process beats before any has looked three times for dead ones, an interval apart.
         max_backoff = min(MAX_BACKOFF, get_settings().heartbeat_interval)
         loop = Loop(tick, name=name, max_backoff=max_backoff, on_death=partial(self._on_death, f"the {name} thread"))
         self._loops.append(loop)
@@ -185,7 +185,7 @@ class Runner:
         try:
             if run_once(parts, over):
                 self.came_to_the_end = True
-                return StopRequest(reason="nothing is left to do")
+                return StopRequest(reason="nothing left to do")
             return self._requests.wait(0) or self._time_is_over()
         except Error as error:
             return StopRequest(reason=f"the database failed: {one_line(error)}", is_failure=True)
@@ -194,15 +194,15 @@ class Runner:
             return StopRequest(reason="an error", is_failure=True)
 
     def _time_is_over(self) -> StopRequest:
-        return StopRequest(reason=f"{self._options.max_time:g} s are over")
+        return StopRequest(reason=f"--max-time of {self._options.max_time:g} s is over")
 
     def _let_end(self, worker: Worker, request: StopRequest, end: float | None) -> StopRequest:
-        """Start nothing new and wait for what runs; return the request, or one that does not wait so long.
+        """Start nothing new and wait for running executions; return the request, or a later one that is less patient.
 
-        That is also when `--max-time` is over, at the monotonic `end`.
+        The end of `--max-time`, at the monotonic time `end`, is such a one.
         """
         self._health.drain()
-        logger.info("taking no more: %s; what runs (%d) comes to its end", request.reason, len(worker.running()))
+        logger.info("taking no more: %s; waiting for %d running to end", request.reason, len(worker.running()))
         over = worker.drain(LOOK_EVERY)
         while not over:
             if (later := self._requests.overrides(LOOK_EVERY)) is not None:
@@ -213,20 +213,20 @@ class Runner:
         return request
 
     def _end(self, worker: Worker | None, request: StopRequest) -> int:
-        """Stop claiming, let runs end, hand back what is left, say goodbye; return the exit code."""
+        """Stop claiming, let runs end, hand back the rest, close the worker's row; return the exit code."""
         (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
         self._health.drain()
         if worker is not None and (running := len(worker.running())):
-            logger.info("waiting up to %g s for what runs (%d); a second signal ends at once", self._drain, running)
+            logger.info("waiting up to %g s for %d running; a second signal ends at once", self._drain, running)
         deadline = time.monotonic() + self._drain + self._after_drain
         with self._ended_by(deadline - 0.2):
-            # All but the beat: a worker that drains is alive.
+            # All but the beat: a draining worker is alive.
             for loop in self._loops[1:]:
                 loop.stop()
             written = True
             if worker is not None:
                 if not worker.drain(self._drain):
-                    logger.warning("after %g s something still runs; it is interrupted", self._drain)
+                    logger.warning("interrupting what still runs after %g s", self._drain)
                 written = worker.shutdown(deadline - GOODBYE)
             self._retire(request.reason)
             for loop in self._loops:
@@ -241,21 +241,21 @@ class Runner:
     def _begin_anew(self) -> None:
         if self._requests.overrides() is not None:
             return
-        logger.warning("a handler could not be stopped; this process begins anew to be rid of its thread")
+        logger.warning("a handler could not be stopped; this process restarts to get rid of its thread")
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command
 
     @contextlib.contextmanager
     def _ended_by(self, deadline: float) -> Iterator[None]:
-        """End the process by force when the block takes too long, e.g. because the database does not answer."""
+        """End the process by force when the block takes too long, for instance because the database does not answer."""
         if not self._requests.has_signals:
-            # Not a process of ours to end.
+            # This process is not ours to end.
             yield
             return
 
         def give_up() -> None:
-            logger.critical("the end took too long; rows that still run here will be rescued")
+            logger.critical("the end took too long; executions that still run here will be rescued")
             os._exit(FAILED)
 
         timer = threading.Timer(max(deadline - time.monotonic(), 0.0), give_up)
@@ -267,9 +267,9 @@ class Runner:
             timer.cancel()
 
     def _beat(self, now: datetime | None = None) -> float:
-        """Beat for both who do: the loop, and rescue before each look."""
+        """Beat; called by the loop, and by rescue before each look."""
         with self._beating:
-            # A beat after the goodbye would find the row stopped and register anew.
+            # A beat after the row was closed would find it stopped and register again.
             if self._liveness is None or self._is_retired:
                 return get_settings().heartbeat_interval
             delay = self._liveness.tick(now)
@@ -292,23 +292,23 @@ class Runner:
             finally:
                 connections[self._using].close()
 
-        # In a thread of its own: a database that does not answer must not hold up the end.
+        # In a thread: a database that does not answer must not hold up the end.
         thread = threading.Thread(target=retire, name="django_jobs goodbye", daemon=True)
         thread.start()
         thread.join(GOODBYE / 2)
 
     def _close_connections(self) -> None:
-        """Let go of what starting needed: this thread only waits from now on."""
+        """Close what the start needed: this thread only waits from now on."""
         for connection in connections.all(initialized_only=True):
             if not connection.in_atomic_block:
                 connection.close()
 
     def _on_recycle(self, usable: bool) -> None:
         if self._worker is not None:
-            # At once: what began in the slot that is replaced now would soon be interrupted.
+            # At once: an execution that started in the replaced slot would soon be interrupted.
             self._worker.stop_claiming()
         if not usable:
-            # Every slot is stuck: there is nothing to wait for.
+            # Every slot is stuck, so there is nothing to wait for.
             self._drain = 0.0
         self._requests.put(StopRequest(reason="a handler does not stop", is_recycle=True))
 
@@ -317,7 +317,7 @@ class Runner:
 
     def _on_orphaned(self) -> None:
         self._requests.put(StopRequest(reason="the supervisor is gone"))
-        # Wherever the start is waiting.
+        # Wakes a start that is still waiting for something.
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_death(self, what: str, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Fire cron ticks, each one row however many schedulers run: the scheduler role of runjobs."""
+"""Fire cron ticks, each as one row however many schedulers run: the scheduler role of runjobs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from django_jobs.states import Skip
 
 logger = logging.getLogger("django_jobs.scheduler")
 
-# Also without a tick: the clock may be set, and other processes change what is stored.
+# Seconds, even without a tick: the clock may be set, and other processes change the stored state.
 MAX_DELAY = 10.0
 AGAIN_AFTER_FAILURE = 5.0
 LOOK_AGAIN = 1.0
 INSTANT = timedelta(microseconds=1)
 MIN_GRACE, MAX_GRACE = timedelta(seconds=5), timedelta(hours=1)
-# misfire="all" fires at most so many missed ticks, the newest; no more missed ones are counted either.
+# misfire="all" fires at most this many of the newest missed ticks; no more missed ones are counted either.
 MOST = 100
-# A cursor so far ahead was written under a wrong clock; ticks would not come before that time.
+# A cursor this far ahead was written under a wrong clock, and no tick would fire before that time.
 AHEAD = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """What is to be done about the ticks of a job that have come: fire these, count those as missed."""
+    """The decision about a job's ticks that have come: which to fire, and which to count as missed."""
 
     fire: tuple[datetime, ...]
     missed: int
@@ -53,8 +53,8 @@ class Scheduler:
 
     def __init__(self, *, using: str) -> None:
         self._using = using
-        # The schedule that this process brought in for each job; that is done once, so that older code, which runs on
-        # during a deploy, does not bring its own back.
+        # The schedule that this process stored for each job. It does so once, so that older code, which still runs
+        # during a deploy, does not bring its own schedule back.
         self._settled: dict[str, str] = {}
 
     def tick(self, now: datetime | None = None) -> float:
@@ -73,7 +73,7 @@ class Scheduler:
         return delay
 
     def _settle(self, jobs: list[Job[...]], now: datetime) -> None:
-        """Bring in the schedules of this process's code; new and changed ones begin now, so nothing back-fires."""
+        """Store the schedules of this process's code; new and changed ones begin now, so that no past tick fires."""
         if not jobs:
             return
         states = JobState.objects.using(self._using)
@@ -86,22 +86,22 @@ class Scheduler:
             if job.name not in stored
         ]
         if new:
-            # Somebody else may have been faster.
+            # Another process may have been faster.
             states.bulk_create(new, ignore_conflicts=True)
             stored = states.in_bulk(names)
         for job in jobs:
             state = stored.get(job.name)
             mine = str(job.cron)
             if state is not None and (state.schedule != mine or state.last_tick_at is None):
-                # Older code may fire at this moment, by a clock a little ahead: its tick must not come again. If
-                # somebody else has swapped the schedule meanwhile, it stays.
+                # Older code may be firing right now, by a clock a little ahead: its tick must not come again. If
+                # another process has changed the schedule meanwhile, that stays.
                 begin = Value(since[job.name], output_field=UTCDateTimeField())
                 cursor = Case(When(last_tick_at__gt=since[job.name], then=F("last_tick_at")), default=begin)
                 states.filter(job_name=job.name, schedule=state.schedule).update(schedule=mine, last_tick_at=cursor)
             self._settled[job.name] = mine
 
     def _take_over(self, job: Job[...], now: datetime) -> datetime:
-        """Have older code fire this job no more under a name it had; return since when its ticks are not yet fired."""
+        """Stop older code from firing this job under a former name; return when its last tick fired."""
         if not job.aliases:
             return now
         states = JobState.objects.using(self._using).filter(job_name__in=job.aliases)
@@ -111,7 +111,7 @@ class Scheduler:
         return fired.values_list("last_tick_at", flat=True).first() or now
 
     def _look(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
-        """Fire what is due of one job; return its next tick, or the seconds after which to look at it again."""
+        """Fire the due ticks of one job; return its next tick, or the seconds after which to look again."""
         try:
             return self._look_at(job, cron, state, now)
         except DatabaseError as error:
@@ -124,15 +124,15 @@ class Scheduler:
 
     def _look_at(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
         if state is None or state.last_tick_at is None:
-            # Its row was deleted: the next tick() sees the job as new.
+            # Its row was deleted; the next tick() treats the job as new.
             self._settled.pop(job.name, None)
             return 1.0
         if state.schedule != str(cron):
-            # Newer code swapped the schedule; this process fires the job no more.
+            # Newer code has changed the schedule, so this process no longer fires the job.
             return MAX_DELAY
         cursor = state.last_tick_at
         if cursor > now + AHEAD:
-            logger.warning("the cron cursor of %s was at %s, ahead of the clock; it is set back", job.name, cursor)
+            logger.warning("the cron cursor of %s was at %s, ahead of the clock; setting it back", job.name, cursor)
             row = JobState.objects.using(self._using).filter(job_name=job.name, last_tick_at=cursor)
             row.update(last_tick_at=now)
             return 0.0
@@ -149,7 +149,7 @@ class Scheduler:
                 fire(job, tick, after=last, missed=due.missed if last == cursor else 0, using=self._using)
                 for last, tick in steps
             )
-        # If not, somebody else is at it, who may be in the midst of many, or die of it.
+        # If not, another process is firing, which may have many to fire, or may die.
         return due.following if done else LOOK_AGAIN
 
     def _skip(self, job: Job[...], cursor: datetime, tick: datetime, reason: str, count: int) -> bool:
@@ -164,11 +164,11 @@ class Scheduler:
 
 
 def due_ticks(job: Job[...], cron: Cron, cursor: datetime, now: datetime) -> Due | None:
-    """Return what the misfire rule of the job makes of the ticks in (cursor, now]; None when there is none.
+    """Return what the job's misfire rule makes of the ticks in (cursor, now]; None when there are none.
 
     A tick is late when it is past its grace: half the gap to the next one, at least 5 s and at most 1 h, unless the
-    job says otherwise. "latest" fires the newest tick if it is not late. "skip" makes up for nothing; its grace of 5 s
-    is for schedulers that come a little late. "all" fires the newest hundred, of any age unless the job names a grace.
+    job sets it. "latest" fires the newest tick if it is not late. "skip" makes up for nothing; its grace of 5 s allows
+    for a scheduler that comes a little late. "all" fires the newest hundred, of any age unless the job sets a grace.
     """
     first = cron.next_after(cursor)
     if first > now:
@@ -204,10 +204,10 @@ def _in_time(ticks: Iterable[datetime], now: datetime, grace: timedelta | None) 
 
 @retried
 def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, using: str) -> bool:
-    """Move the cursor to the tick and write its row, both or neither; False if the cursor is not free, or not `after`.
+    """Move the cursor to the tick and write its row, or neither; False if the cursor is locked or not at `after`.
 
-    The row is a pushed one in all but its key: with overlap="skip" ticks and triggers of a job share one, and while it
-    is taken the tick is skipped, which leaves its trace in the job's state.
+    The row is like a pushed one except for its key: with overlap="skip" all ticks and triggers of a job share one, and
+    while it is taken the tick is skipped and recorded in the job's state.
     """
     connection = connections[using]
     rows = _unmoved(job, after, using)
@@ -230,26 +230,26 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
                 raise
             state = JobState.objects.using(using).filter(job_name=job.name)
             state.update(last_skip_at=tick, last_skip_reason=Skip.OVERLAP, skips=F("skips") + 1)
-            logger.warning("%s skipped its tick of %s: an execution of it still lives", job.name, tick)
+            logger.warning("%s skipped its tick of %s: an execution of it is still live", job.name, tick)
             return True
         row.created = True
         hint(connection, (row,))
-    # Not before the commit: a receiver whose statement fails would undo the tick on PostgreSQL, again and again.
+    # After the commit: on PostgreSQL, a receiver whose statement fails would undo the tick again and again.
     emit(job_pushed, job, row)
     return True
 
 
 def _unmoved(job: Job[...], cursor: datetime, using: str) -> QuerySet[JobState]:
-    """Return the job's state if its cursor is still where it was and its schedule that of this process."""
+    """Return the job's state, if its cursor has not moved and its schedule is the one of this process."""
     return JobState.objects.using(using).filter(job_name=job.name, schedule=str(job.cron), last_tick_at=cursor)
 
 
 def _is_free(rows: QuerySet[JobState], using: str) -> bool:
     """Lock a state for this transaction; return False when there is none, or another process holds it.
 
-    Without waiting: one that is frozen or cut off would hold up the ticks of every job in every process.
+    Without waiting: a holder that is frozen or cut off would hold up the ticks of every job in every process.
     """
     if not connections[using].features.has_select_for_update_skip_locked:
-        # The update decides.
+        # The UPDATE decides.
         return True
     return bool(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))

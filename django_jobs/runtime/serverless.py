@@ -1,4 +1,4 @@
-"""Do what is due within a number of seconds, the end included: for the view, whose process may be frozen afterwards."""
+"""Do what is due and end within a number of seconds; for the view, whose process may be frozen afterwards."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from django_jobs.runtime.startup import DatabaseNotReady, refuse_transaction
 
 logger = logging.getLogger("django_jobs")
 
-# Of the time there is, for the drain and for what follows it.
+# The part of the time that is reserved for the drain and for what follows it.
 SHARE = 0.2
-# Less does not suffice to interrupt handlers and to write how they ended.
+# Seconds; less is not enough to interrupt handlers and to write how they ended.
 LEAST_AFTER_DRAIN = 4.0
 
 
 class Failure(Exception):
-    """The call could not do its work; the text is one line of ours, and what others said is in the log."""
+    """The call could not do its work; the text is one line without secrets, and the log has the details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one call did."""
 
-    # Is nothing left that is due?
+    # Is nothing due any more?
     done: bool
-    # Executions that were started.
+    # How many executions were started.
     started: int
-    # What became of them, by status; "scheduled" and "pending" ones run again.
+    # How many ended in which status; "scheduled" and "pending" ones run again.
     ended: Mapping[str, int]
     seconds: float
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as the JSON answer has it."""
+        """Return the report as the body of the JSON answer."""
         return asdict(self)
 
 
 def run_within(seconds: float, *, max_jobs: int | None = None) -> Report:
-    """Do what `runjobs --once` does in a thread of its own, and return within so many seconds.
+    """Do what `runjobs --once` does, in a thread of its own, and return within this many seconds.
 
-    What still runs when the time is nearly over is stopped as at any shutdown: with `retry` it is handed back. Raises
-    Failure.
+    Executions that still run when the time is nearly over are stopped as at any shutdown: with `retry` they are handed
+    back. Raises Failure.
     """
     drain, rest = divided(seconds)
     results: list[Report | Exception] = []
@@ -60,12 +60,12 @@ def run_within(seconds: float, *, max_jobs: int | None = None) -> Report:
         try:
             options = Options.of(once=True, max_time=seconds - drain - rest, max_jobs=max_jobs)
             results.append(_run(Runner(options, drain=drain, after_drain=rest)))
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+        except Exception as error:  # noqa: BLE001 - raised again in the calling thread
             results.append(error)
 
     try:
         refuse_transaction(jobs_alias())
-        # Not in this thread: a server's main thread would lend its signals, and nothing here could hold up the answer.
+        # Not in this thread: a server's main one would lose its signal handlers, and a hang would delay the answer.
         start_thread(work, name="once").join(seconds)
     except (UsageError, RuntimeError) as error:
         raise Failure(str(error)) from error
@@ -76,17 +76,17 @@ def run_within(seconds: float, *, max_jobs: int | None = None) -> Report:
             logger.error("runjobs over HTTP: %s", fault)
             raise Failure(f"{fault.summary.rstrip('.')}; the log says more.") from fault
         case [UsageError() | ImproperlyConfigured() as fault]:
-            # It shows values of the settings.
+            # The text may show values of settings.
             logger.error("runjobs over HTTP: %s", fault)
             raise Failure("A setting is wrong; the log says which.") from fault
         case [Exception() as fault]:
             raise fault
         case _:
-            raise Failure(f"It did not end within {seconds:g} s; executions that it holds will be rescued.")
+            raise Failure(f"It did not end within {seconds:g} s; executions that it is running will be rescued.")
 
 
 def divided(seconds: float) -> tuple[float, float]:
-    """Return how much of the time is for the drain, and how much for what follows it."""
+    """Return the seconds for the drain, and those for what follows it."""
     drain = min(get_settings().drain_timeout, SHARE * seconds)
     return drain, min(AFTER_DRAIN, max(SHARE * seconds, LEAST_AFTER_DRAIN))
 

@@ -1,4 +1,4 @@
-"""Make due rows claimable, set rows aside that nobody can run now, and bring them back: in every runjobs process."""
+"""Make due rows claimable, park rows that nobody can run now, and bring them back; runs in every runjobs process."""
 
 from __future__ import annotations
 
@@ -21,46 +21,47 @@ from django_jobs.runtime.worker import Observed
 from django_jobs.served import Served
 from django_jobs.states import Parked
 
-# A little less than the second within which every process sees a pause.
+# Seconds; a little less than the second within which every process notices a pause.
 INTERVAL = 0.9
-# Each phase of a tick goes on for so long at most: none starves the others, and the pauses that were read stay young.
+# The most seconds for each phase of a tick, so that none starves the others and the pauses that were read stay fresh.
 SHARE = 0.12
-# Due rows are put in order of priority within so many of the oldest.
+# Due rows are ordered by priority among this many of the oldest.
 WINDOW = 5000
-# Of parked rows a page in this time.
+# Time between pages of parked rows.
 PAGE_EVERY = timedelta(seconds=INTERVAL)
 NAMES_EVERY = timedelta(seconds=5)
-# Queues that no job declares are looked for less often: mostly there are none, and an idle process asks little.
+# Queues that no job declares are looked for less often: usually there are none, and an idle process should query
+# little.
 QUEUES_EVERY = timedelta(seconds=2)
-# What tells why the first of all scheduled rows waits.
+# The columns that tell why the first scheduled row waits.
 WAITING = rows.Columns({"parked_reason", "scheduled_at"})
 
 
 class Stage(Observed):
-    """Moves rows between SCHEDULED and PENDING, and tells the worker of its process what it saw meanwhile."""
+    """Moves rows between SCHEDULED and PENDING, and shows the worker of its process what it saw."""
 
     def __init__(self, *, using: str, watch_queues: bool = False) -> None:
-        """Take `watch_queues` to know in which queues rows are pending, for a worker that serves any."""
+        """Take `watch_queues` to find the queues with pending rows, for a worker that serves any queue."""
         self._using = using
         self._watch_queues = watch_queues
         self._fleet = Fleet(using=using)
         self._moves = Moves(using=using)
         self._surplus = Surplus(self._moves, using=using)
         self._deadline = 0.0
-        # Names that came back, by why their rows are parked; their rows are fetched by name.
+        # Reasons and names that became free; their rows are unparked by name.
         self._returning: set[tuple[str, str]] = set()
-        # Where the round through all parked rows stands, by reason; None at its beginning.
+        # Where the round through all parked rows is, by reason; None at its beginning.
         self._round: dict[Parked, tuple[datetime, UUID] | None] = dict.fromkeys(Parked)
         self._first_round = set(Parked)
         self._paged_at: datetime | None = None
         self._listed: frozenset[str] | None = None
-        # When the next row is due, as far as the last look at them tells.
+        # When the next row is due, as of the last look.
         self._due_at: datetime | None = None
         self._names_at: datetime | None = None
         self._queues_at: datetime | None = None
 
     def tick(self, now: datetime | None = None) -> float:
-        """Stage once; return 0 when there is more to do, else the seconds to the next due row, at most one."""
+        """Stage once; return 0 when there is more to do, else the seconds to the next due row, at most INTERVAL."""
         now = now or clock.now(self._using)
         self._moves.forget(now)
         self._read_pauses()
@@ -76,13 +77,13 @@ class Stage(Observed):
         return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
 
     def look_for_queues(self, now: datetime) -> None:
-        """Read in which queues rows are pending, if the worker serves any."""
+        """Find the queues with pending rows, if the worker serves any queue."""
         self._queues_at = now
         if self._watch_queues:
             self.pending_queues = frozenset(distinct(self._moves.rows().pending(), "queue"))
 
     def has_due(self, served: Served) -> bool:
-        """Whether rows of the queues that are `served` wait that the next ticks would make claimable."""
+        """Whether the next ticks would make waiting rows of the `served` queues claimable."""
         due = self._moves.rows().due(clock.now(self._using)).filter(served.condition()).exists()
         return bool(due) or self._surplus.waits(self.paused_jobs, served)
 
@@ -92,13 +93,13 @@ class Stage(Observed):
 
     def _read_pauses(self) -> None:
         paused, self.paused_queues = pauses.paused(self._using)
-        # Those with a limit come back a few at a time, see Surplus.
+        # Jobs with a limit come back a few rows at a time, see Surplus.
         resumed = self.paused_jobs - paused - concurrency.names()
         self._returning |= {(Parked.PAUSED, name) for name in resumed}
         self.paused_jobs = paused
 
     def _look(self) -> set[str]:
-        """Note when the next row is due, and return why rows are parked: one probe where nothing is scheduled."""
+        """Note when the next row is due, and return the reasons of parked rows; one probe when nothing is scheduled."""
         first = self._first_scheduled()
         self._due_at = first.scheduled_at if first is not None and not first.parked_reason else None
         if first is None:
@@ -120,7 +121,7 @@ class Stage(Observed):
     def _promote(self, now: datetime) -> bool:
         if self._due_at is None or self._due_at > now:
             return False
-        # Twice the share: what is due is what people wait for.
+        # Twice the share: due rows are what people wait for.
         self._share(2)
         due = self._moves.rows().due(now).order_by("scheduled_at", "pk")
         window = sorted(due.values_list("rank", "scheduled_at", "pk", "queue")[:WINDOW])
@@ -136,7 +137,7 @@ class Stage(Observed):
         """Park rows whose name no worker knows; return whether there is more to do soon."""
         if clock.is_within(NAMES_EVERY, self._names_at, now):
             return False
-        # What this process can run is not in question; mostly nothing is left, and no worker is asked for.
+        # This process knows its own jobs; usually no other name is left, and the workers' rows need not be read.
         names = set(distinct(JobExecution.objects.using(self._using).all(), "job_name")) - registry.names()
         done = True
         if names and (view := self._fleet.look(now)).settled_queues:
@@ -147,7 +148,7 @@ class Stage(Observed):
         return not done
 
     def _park(self, names: Collection[str], where: Q, reason: str, now: datetime) -> bool:
-        """Park what is pending of these jobs; return whether that is all of it."""
+        """Park the pending rows of these jobs; return whether none is left."""
         self._share()
         while not self._is_over():
             pending = self._moves.rows().pending().filter(where).among_jobs(names).order_by()
@@ -159,7 +160,7 @@ class Stage(Observed):
         return False
 
     def _unpark(self, reasons: Collection[str], now: datetime) -> bool:
-        """Bring back rows whose reason, one of `reasons`, is gone; return whether there is more to look at soon."""
+        """Bring back rows whose reason, one of `reasons`, is gone; return whether to go on soon."""
         self._share()
         if self._listed is not None or Parked.UNKNOWN in reasons:
             listed = self._fleet.look(now).listed
@@ -178,7 +179,7 @@ class Stage(Observed):
                 else:
                     self._round[parked] = None
                     self._first_round.discard(parked)
-        # The first round goes through at once, the later ones a page a second.
+        # The first round is completed at once; later ones take a page a second.
         return bool(self._first_round)
 
     def _unpark_name(self, reason: str, name: str, now: datetime) -> bool:
@@ -191,7 +192,7 @@ class Stage(Observed):
         return False
 
     def _unpark_page(self, reason: Parked, now: datetime) -> None:
-        """Look at the next parked rows of the round: what happened while no process looked comes back by this."""
+        """Look at the next parked rows of the round, which finds whatever became free while no process was looking."""
         parked = self._moves.rows().scheduled().filter(parked_reason=reason)
         place = self._round[reason]
         if place is not None:
@@ -211,7 +212,7 @@ class Stage(Observed):
         job = registry.find(name)
         if reason == Parked.PAUSED:
             return name not in self.paused_jobs and (job is None or job.concurrency is None)
-        # Its limit was taken away; while it has one, see Surplus.
+        # Its limit was removed; for a job that still has one, see Surplus.
         return job is not None and job.concurrency is None and name not in self.paused_jobs
 
     def _until_due(self, now: datetime) -> float:

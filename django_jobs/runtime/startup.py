@@ -1,4 +1,4 @@
-"""Find the database before `runjobs` starts anything: no transaction around it, its pool, an answer, all tables."""
+"""Check, before `runjobs` starts anything: no open transaction, working pools, a database that answers, all tables."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from django_jobs.pooling import bypass_pool, pooled
 from django_jobs.runtime.options import UsageError
 from django_jobs.text import one_line
 
-# Longer than a restart of the database takes, and well within the minute in which a supervisor wants to know.
+# Seconds; longer than a restart of the database, and well within the minute that process managers allow for a start.
 PATIENCE = 30.0
 
 T = TypeVar("T")
 
 
 class DatabaseNotReady(Exception):
-    """The database cannot be reached, refuses us, failed, or has no tables of ours."""
+    """The database cannot be reached, refuses us, failed, or lacks our tables."""
 
     def __init__(self, summary: str, reason: str = "") -> None:
-        """Take a sentence of ours, and what the driver said: it may name hosts and users, not meant for all eyes."""
+        """Take a summary of ours, and the driver's reason, which may name hosts and users and is not for everybody."""
         super().__init__(f"{summary}: {reason}" if reason else summary)
         self.summary = summary
 
 
 def failure(using: str, error: Error, what: str = "failed") -> DatabaseNotReady:
-    """Return what is to be said of a database that answered with this error, or did not answer."""
+    """Return the exception for a database that answered with this error, or did not answer."""
     if is_refusal(error):
         what = f"cannot be used as DATABASES[{using!r}] says"
     return DatabaseNotReady(f"The database {using!r} {what}", one_line(error))
 
 
 def refuse_transaction(using: str) -> None:
-    """Raise UsageError inside a transaction: threads have connections of their own, and would see none of its rows."""
+    """Raise UsageError inside a transaction: other threads have their own connections, and would not see its rows."""
     if connections[using].in_atomic_block:
         raise UsageError(
             f"runjobs was called inside a transaction on the database {using!r}: its workers have connections of their "
@@ -48,9 +48,9 @@ def refuse_transaction(using: str) -> None:
 
 
 def check_pools() -> None:
-    """Raise UsageError when Django cannot make the pool of a database: each handler that uses it would fail."""
+    """Raise UsageError when Django cannot make a database's pool: every handler that uses it would fail."""
     for alias in pooled():
-        # Not this thread's own, which may go past the pool. Making a pool opens no connection.
+        # Not this thread's own connection, which may bypass the pool. Making a pool opens no connection.
         handlers_own: Any = connections.create_connection(alias)
         try:
             getattr(handlers_own, "pool", None)
@@ -74,7 +74,7 @@ def wait_for_database(using: str, say: Callable[[str], None], *, patience: float
 
 
 def ask_database(using: str, ask: Callable[[str], T], say: Callable[[str], None], *, patience: float) -> T:
-    """Return what `ask` finds once the database answers, through one connection, which is closed afterwards.
+    """Return the result of `ask` once the database answers, through one connection, which is closed afterwards.
 
     Raises DatabaseNotReady when there is no answer within `patience` seconds, and at once when the server refuses us.
     """

@@ -1,4 +1,4 @@
-"""What a running process is asked to do: by signals, by the end of a thread, by the code that started it."""
+"""Requests to end a process: by signals, by the death of a thread, by the code that started it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# A signal that comes between Python's last look for signals and the wait in C is seen only when that wait is over.
+# Seconds. A signal that comes between Python's last check and the wait in C is noticed only when that wait is over.
 LOOK_EVERY = 0.5
 
 
@@ -25,22 +25,22 @@ class StopRequest:
     reason: str
     # Did something break?
     is_failure: bool = False
-    # Is the process to begin anew instead of ending?
+    # Is the process to restart instead of ending?
     is_recycle: bool = False
-    # Is what runs to come to its own end before, however long that takes?
+    # Are running executions to finish first, however long that takes?
     is_patient: bool = False
 
 
 class StopNow(BaseException):
-    """Raised by a signal before anything was started, wherever the process is waiting."""
+    """Raised by a signal before anything was started, wherever the process is."""
 
 
 def end_at_once(number: int) -> None:
-    """End this process for a second signal: what the first one began takes too long; the rows are rescued."""
+    """End this process at once, for a second signal; its running rows are rescued."""
     os._exit(128 + number)
 
 
-# Who has taken signals in this process.
+# The objects that have taken signals in this process.
 _takers: weakref.WeakSet[StopRequests] = weakref.WeakSet()
 
 
@@ -52,15 +52,15 @@ class StopRequests:
 
     def __init__(self, *, insisted: Callable[[int], None] = end_at_once) -> None:
         self._insisted = insisted
-        # Not an Event: its lock may be held by the very thread that a signal handler interrupts.
+        # Not an Event, whose lock may be held by the very thread that a signal handler interrupts.
         self._queue: SimpleQueue[StopRequest] = SimpleQueue()
         self._first: StopRequest | None = None
         self._signals = 0
-        # The handlers of before, by the signal.
+        # The previous handlers, by signal.
         self._previous: dict[signal.Signals, Any] = {}
-        # While nothing is under way a signal ends the process at once.
+        # Until something was started, a signal ends the process at once.
         self.is_starting = True
-        # Were the signal handlers installed, so that this process is ours to end?
+        # Were signal handlers installed, so that this process is ours to end?
         self.has_signals = False
 
     def put(self, request: StopRequest) -> None:
@@ -79,16 +79,16 @@ class StopRequests:
         return self._first
 
     def overrides(self, timeout: float = 0.0) -> StopRequest | None:
-        """Return a request to end that came after the first one, or comes within `timeout` seconds."""
+        """Return a later, less patient request, if there is one or it comes within `timeout` seconds."""
         with contextlib.suppress(Empty):
-            # Every handler that does not stop asks for a new beginning, and so does a limit that is reached.
+            # Every handler that does not stop asks for a restart, and so does every limit that is reached.
             while (later := self._queue.get(timeout=timeout)).is_recycle or later.is_patient:
                 pass
             return later
         return None
 
     def give_back(self) -> None:
-        """Take no more signals."""
+        """Restore the previous signal handlers."""
         self.has_signals = False
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -96,11 +96,11 @@ class StopRequests:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Take signals as requests; in the main thread only, elsewhere Python does not let us."""
+        """Take signals as requests; only in the main thread, as Python does not allow it elsewhere."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # A hangup that is ignored stays so: nohup asks for that.
+        # An ignored hangup stays ignored: nohup wants that.
         is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         taken = [number for number in SIGNALS if not (is_detached and number == signal.SIGHUP)]
         self._previous = {number: signal.signal(number, self._on_signal) for number in taken}
@@ -112,14 +112,14 @@ class StopRequests:
             self.give_back()
 
     def let_in(self) -> None:
-        """Take signals that whoever started this process has held back; may raise StopNow at once."""
+        """Unblock signals that the parent process blocked; may raise StopNow at once."""
         if self.has_signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1
         if self._signals > 1:
-            # When a terminal is closed, both the kernel and the shell tell.
+            # When a terminal is closed, both the kernel and the shell send one.
             if number != signal.SIGHUP:
                 self._insisted(number)
             return
@@ -129,6 +129,6 @@ class StopRequests:
 
 
 def give_back_signals() -> None:
-    """Have signals do in this process what they did before anybody took them."""
+    """Restore the signal handlers from before any StopRequests, for a forked process."""
     for taker in list(_takers):
         taker.give_back()

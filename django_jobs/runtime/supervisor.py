@@ -1,4 +1,4 @@
-"""The parent of `runjobs --processes`: starts children, replaces those that end, and ends them all when asked."""
+"""The parent of `runjobs --processes`: starts children, replaces those that end, and stops them all when asked."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from django_jobs.runtime.welcome import welcome
 logger = logging.getLogger("django_jobs.supervisor")
 
 LOOK_EVERY = 0.2
-# A child that lived so long was well: what went before is forgotten.
+# Seconds after which a child counts as well, and earlier failures are forgotten.
 WELL_AFTER = 30.0
-# The pause before a child is replaced that ended by itself doubles from one to the other.
+# Seconds before a child that ended by itself is replaced; doubles with each failure.
 FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
-# Long enough to see whether the others find the same.
+# Seconds; long enough to see whether the other children are refused as well.
 PAUSE_OF_REFUSED = 5.0
-# A child that shares its processor with many others may come late, however short WORKER_LOST_AFTER is.
+# Seconds. A child on a busy processor may be late, however short WORKER_LOST_AFTER is.
 LEAST_PATIENCE = 5.0
 REFUSED = frozenset({USAGE, NO_DATABASE})
-# How a child ends that was told to, by its supervisor or by a signal that both of them got.
+# Exit codes of a child that was told to end, by its supervisor or by a signal that both of them got.
 ORDERLY = frozenset({DONE, RECYCLED, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)})
 
 
 @dataclass(slots=True)
 class Member:
-    """One place, and the process that fills it now."""
+    """A child's place, and the process that fills it now."""
 
     child: Child
     process: subprocess.Popen[bytes] | None = None
@@ -65,11 +65,11 @@ class Member:
     started_at: float = 0.0
     # When the next process is to be started.
     due_at: float = 0.0
-    # How many processes in a row were not well.
+    # How many processes in a row have failed.
     failures: int = 0
-    # Exit codes that were logged since a process was well: each is logged once.
+    # Exit codes that were logged since a process was last well: each is logged once.
     logged: set[int] = field(default_factory=set)
-    # The exit code of a process that had nothing to start with.
+    # The exit code of a process that could not start working, for want of a database or a valid setting.
     refusal: int | None = None
 
     def __str__(self) -> str:
@@ -80,19 +80,19 @@ class Member:
         return self.process is not None and self.process.poll() is None
 
     def fail(self) -> float:
-        """Count an end that nobody asked for; return the pause before the next start, which doubles each time."""
+        """Count an unexpected end; return the seconds before the next start, which double each time."""
         pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 8), MAX_PAUSE)
         self.failures += 1
         return pause
 
     def hang_up(self) -> None:
-        """Listen to the process no more."""
+        """Stop listening to the process."""
         if self.line is not None:
             self.line.close()
             self.line = None
 
     def forgive(self) -> None:
-        """Forget how the processes before the present one ended."""
+        """Forget the failures of earlier processes."""
         self.failures = 0
         self.logged.clear()
 
@@ -129,7 +129,7 @@ class Supervisor:
             try:
                 return self._end(self._supervise(started))
             finally:
-                # Also when something here broke: nobody else would end them.
+                # Even if something broke here: nobody else would end them.
                 for member in self._members:
                     if member.process is not None:
                         member.process.kill()
@@ -151,7 +151,7 @@ class Supervisor:
         stack.enter_context(heartbeat_file(self._reports, file))
 
     def _places_of_reports(self) -> dict[str, Path | None]:
-        # Called from other threads: only the one that supervises asks a process whether it has ended.
+        # Called from other threads: only the supervising one polls a process.
         return {
             str(member.child): member.child.report
             if member.process is not None and member.process.returncode is None
@@ -160,7 +160,7 @@ class Supervisor:
         }
 
     def _prepare(self) -> None:
-        """Find the database before any child looks for it, and say once what they will do."""
+        """Find the database before any child looks for it, and say once what the children will do."""
         using = jobs_alias()
         refuse_transaction(using)
         check_pools()
@@ -187,17 +187,17 @@ class Supervisor:
         while (request := self._requests.wait(LOOK_EVERY)) is None:
             now = time.monotonic()
             if limit is not None and now - started >= limit:
-                return StopRequest(reason=f"{limit:g} s are over")
+                return StopRequest(reason=f"--max-time of {limit:g} s is over")
             for member in self._members:
                 self._look(member, now)
             refusals = [member.refusal for member in self._members if member.refusal is not None]
             if len(refusals) == len(self._members):
-                logger.error("no process can work, for the reasons above")
+                logger.error("no process can work, see the reasons above")
                 return refusals[-1]
         return request
 
     def _look(self, member: Member, now: float) -> None:
-        """Replace a process that ended, when it is time."""
+        """Replace a process that has ended, once its pause is over."""
         if member.process is not None:
             code = member.process.poll()
             if code is None:
@@ -212,17 +212,17 @@ class Supervisor:
                 logger.info("%s is there now", member)
 
     def _listen(self, member: Member, now: float) -> None:
-        """Kill a process that is stopped or hangs as a whole: it cannot beat either, and others take its rows."""
+        """Kill a process that is stopped or hangs as a whole: it does not beat either, and others take its rows."""
         patience = max(get_settings().worker_lost_after, LEAST_PATIENCE)
         if member.line is None or member.line.silence(now) <= patience:
             return
         logger.critical("%s has shown no life for %g s and is killed; its rows will be rescued", member, patience)
         self._signal(member, signal.SIGKILL)
-        # Once: where the system holds it, the end comes later.
+        # Kill it once: a process that the kernel holds up ends later.
         member.hang_up()
 
     def _bury(self, member: Member, code: int, now: float) -> None:
-        """Take note of the end of a process, and decide when its place is filled again."""
+        """Record the end of a process, and decide when its place is filled again."""
         if code == RECYCLED or now - member.started_at >= WELL_AFTER:
             member.forgive()
         pause = 0.0
@@ -231,7 +231,7 @@ class Supervisor:
         if code in REFUSED:
             member.refusal, pause = code, max(pause, PAUSE_OF_REFUSED)
         if code == RECYCLED:
-            logger.info("%s is replaced, as it asked", member)
+            logger.info("%s is replaced, as it requested", member)
         elif code not in member.logged:
             member.logged.add(code)
             logger.warning("%s %s; it is replaced in %g s", member, ended(code), pause)
@@ -242,12 +242,12 @@ class Supervisor:
     def _start(self, member: Member) -> None:
         member.started_at, member.refusal = time.monotonic(), None
         if member.child.report is not None:
-            # Of the process before it.
+            # The report of the previous process.
             member.child.report.unlink(missing_ok=True)
         try:
             member.line = Lifeline()
             with without_interrupts():
-                # Not a fork: no connection, thread or lock of this process gets into a child.
+                # Not a fork, so that no connection, thread or lock of this process gets into a child.
                 member.process = subprocess.Popen(  # noqa: S603 - this very command
                     self._command, env=member.child.environment(), stdin=member.line.child_end
                 )
@@ -258,12 +258,12 @@ class Supervisor:
             logger.warning("%s could not be started: %s", member.child, error)
 
     def _end(self, request: StopRequest | int) -> int:
-        """Have all children end, at the same time; return the exit code."""
+        """Have all children end at the same time; return the exit code."""
         if isinstance(request, int):
             return request
         logger.info("stopping: %s", request.reason)
         self._reports.drain()
-        # How a child ended before it was told is another story.
+        # The exit code of a child that had ended before does not count.
         running = [member for member in self._members if member.is_alive]
         for member in running:
             self._signal(member, signal.SIGTERM)
@@ -282,21 +282,21 @@ class Supervisor:
             member.process.send_signal(number)
 
     def _kill(self, number: int) -> None:
-        """End at once, and all children with this process; for a second signal."""
+        """Kill all children and end this process at once, for a second signal."""
         for member in self._members:
             self._signal(member, signal.SIGKILL)
         os._exit(128 + number)
 
 
 def children_of(options: Options) -> list[Child]:
-    """Return the children: workers, and one for the other roles, which no handler can then hold up or take along."""
+    """Return the children: workers, and one for the other roles, so that no handler can block or crash them."""
     others = tuple(role for role in options.roles if role != "worker")
     children = [Child(number=number, roles=("worker",)) for number in range(1, (options.processes or 1) + 1)]
     return [*children, Child(number=len(children) + 1, roles=others)] if others else children
 
 
 def _places(members: Sequence[Member]) -> Iterator[str]:
-    """Say which processes have which roles."""
+    """Yield a phrase for each set of roles, with the processes that have them."""
     for roles, group in itertools.groupby(members, lambda member: member.child.roles):
         pids = [str(member.process.pid) for member in group if member.process is not None]
         yield f"{' and '.join(roles)} pid {', '.join(pids)}"
@@ -304,10 +304,10 @@ def _places(members: Sequence[Member]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Block SIGINT; a child that starts in the block inherits that, and unblocks it when its handlers are installed.
+    """Block SIGINT; a child that is started in the block inherits this, and unblocks it once it has its handlers.
 
-    Ctrl-C in a terminal reaches all processes at once, and a child in the midst of its imports would print a traceback.
-    SIGTERM, which the supervisor sends in any case, ends such a child in silence.
+    Ctrl-C in a terminal reaches all processes at once, and a child that is still importing would print a traceback.
+    SIGTERM, which the supervisor sends in any case, ends such a child silently.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

@@ -1,6 +1,6 @@
-"""Keep few pending rows of each job with `concurrency=`: park what is more, and bring it back best first; for stage.
+"""Keep few pending rows of each job with `concurrency=`: park the surplus, and bring it back best first; for stage.
 
-Claims of other jobs wade through the pending rows of a job that may not start any more of them.
+Otherwise claims of other jobs would have to skip all pending rows of a job that is at its limit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from django_jobs.runtime.portions import PAGE, distinct
 from django_jobs.served import Served
 from django_jobs.states import Parked
 
-# So many rows of a job stay pending in each queue, or twice its limit: they start without waiting for stage.
+# Rows of a job that stay pending in each queue (or twice its limit): they can start without waiting for stage.
 KEPT = 50
-# So many rows at the head of each queue are looked at; what is behind them is in nobody's way yet.
+# Rows that are looked at, at the head of each queue; those behind them are in nobody's way yet.
 WINDOW = 1000
-# The best of the parked rows of a job and queue that are remembered from one look.
+# The best parked rows of a job and queue that are remembered from one look.
 REMEMBERED = 1000
-# Parked rows are surveyed so often at most, and for at most a twentieth of the time: it reads all of them.
+# Seconds between surveys, which read all parked rows, and take at most a twentieth of the time.
 SURVEY_EVERY = 2.0
 SURVEY_SHARE = 20
-# After rows came back, look again so soon: short runs use up what is kept long before a second is over.
+# Seconds to the next look after rows were brought back: short runs use them up within a fraction of a second.
 SOON = 0.2
 
 # Rank, due time and id: the order of claims.
@@ -44,16 +44,16 @@ class Surplus:
     def __init__(self, moves: Moves, *, using: str) -> None:
         self._moves = moves
         self._using = using
-        # The names of the jobs that have rows near the head of some queue.
+        # The names of jobs with rows near the head of some queue.
         self.seen: frozenset[str] = frozenset()
         self._last_queue = ""
         self._survey_at = 0.0
         self._paused: frozenset[str] = frozenset()
-        # Where rows are parked, with the best of them once they were asked for.
+        # The jobs and queues with parked rows; with the best rows, once these have been read.
         self._parked: dict[Pair, deque[Place] | None] = {}
 
     def tick(self, now: datetime, paused: frozenset[str], deadline: float) -> float:
-        """Park and bring back; return the seconds after which to do so again, 0 if there is more to do now."""
+        """Park and bring back; return the seconds until the next call, 0 if there is more to do now."""
         jobs = [job for job in concurrency.jobs() if job.name not in paused]
         if not jobs:
             self.seen = frozenset()
@@ -62,7 +62,7 @@ class Surplus:
         heads: dict[Pair, list[Place]] = {}
         edges: dict[str, Place] = {}
         queues = distinct(self._moves.rows().pending(), "queue")
-        # From where the last look ended, so that a flood in one queue keeps none of the others from being looked at.
+        # Begin after the queue where the last look ended, so that a flood in one queue does not starve the others.
         queues.sort(key=lambda queue: (queue <= self._last_queue, queue))
         more, unseen = False, set(queues)
         for queue in queues:
@@ -80,7 +80,7 @@ class Surplus:
         return 0.0 if more else SOON if any(came_back) else math.inf
 
     def waits(self, paused: Collection[str], served: Served) -> bool:
-        """Whether parked rows could run now: their queue is `served`, their job is neither paused nor at its limit."""
+        """Whether some parked row could run now: its queue is `served`, its job is neither paused nor at its limit."""
         jobs = [job for job in concurrency.jobs() if job.name not in paused]
         names = concurrency.names(jobs) - concurrency.full(jobs, using=self._using)
         return bool(names) and self._parked_rows().filter(served.condition()).among_jobs(names).exists()
@@ -93,7 +93,7 @@ class Surplus:
         edges: dict[str, Place],
         now: datetime,
     ) -> bool:
-        """Note what is at the head of a queue and park the surplus there; return whether more may be behind it."""
+        """Read the head of a queue and park the surplus there; return whether there may be more behind it."""
         pending = self._moves.rows().pending().filter(queue=queue).order_by("rank", "scheduled_at", "pk")
         window = list(pending.values_list("rank", "scheduled_at", "pk", "job_name")[:WINDOW])
         for rank, at, pk, name in window:
@@ -102,11 +102,11 @@ class Surplus:
         surplus: list[UUID] = []
         for (name, there), places in heads.items():
             kept = _kept(by_name[name])
-            # Not for each single row that is pushed.
+            # Not for every single push.
             if there == queue and len(places) > 2 * kept:
                 surplus += [pk for _, _, pk in places[kept:]]
                 del places[kept:]
-                # What is remembered of the parked rows may not be the best any more.
+                # The remembered rows may no longer be the best.
                 self._parked[name, queue] = None
         for start in range(0, len(surplus), PAGE):
             self._moves.park(surplus[start : start + PAGE], Parked.CONCURRENCY, now)
@@ -115,7 +115,7 @@ class Surplus:
         return bool(surplus) and len(window) == WINDOW
 
     def _survey(self, by_name: dict[str, Job[...]]) -> None:
-        """Find where rows are parked: also those that other processes parked, or while their job was paused."""
+        """Find all parked rows, including those parked by other processes, or while their job was paused."""
         started = time.monotonic()
         if started < self._survey_at:
             return
@@ -127,7 +127,7 @@ class Surplus:
     def _refill(
         self, pair: Pair, by_name: dict[str, Job[...]], head: list[Place], edges: dict[str, Place], now: datetime
     ) -> bool:
-        """Bring rows back if too few of them are pending; return whether any did."""
+        """Bring rows back if too few are pending; return whether any came back."""
         name, queue = pair
         job = by_name.get(name)
         if job is None or len(head) > _kept(job) // 2:
@@ -139,7 +139,7 @@ class Surplus:
             best = self._parked[pair] = deque(ordered[:REMEMBERED])
         edge = edges.get(queue)
         coming: list[Place] = []
-        # Behind the edge they would only be pending for longer.
+        # Behind the edge they would only be pending for longer, in other claims' way.
         while best and len(coming) < _kept(job) - len(head) and (edge is None or best[0] < edge):
             coming.append(best.popleft())
         if not best:
@@ -149,7 +149,7 @@ class Surplus:
         return bool(coming)
 
     def _parked_rows(self) -> ExecutionQuerySet:
-        # After a pause the rows of these jobs come back by this, too, instead of all at once.
+        # After a pause, the rows of these jobs come back this way as well, instead of all at once.
         return self._moves.rows().scheduled().filter(parked_reason__in=(Parked.CONCURRENCY, Parked.PAUSED))
 
 

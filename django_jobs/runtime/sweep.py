@@ -1,4 +1,4 @@
-"""Hint pending rows again that nobody took, and delete the rows of workers long dead: the sweep role of runjobs."""
+"""Announce pending rows again that nobody took, and delete the rows of long dead workers: the sweep role of runjobs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from django_jobs.schedules import configured
 logger = logging.getLogger("django_jobs.sweep")
 
 WORKERS_KEPT = timedelta(days=7)
-# Pending rows looked at in one sweep; the next one goes on behind them.
+# Pages of pending rows in one sweep; the next one continues after them.
 PAGES = 40
 MAX_DELAY = 60.0
 LONGEST_WAIT = timedelta(hours=1)
 
 
 def seconds_until(moment: datetime, now: datetime) -> float:
-    """Return how long to wait for a moment, a minute at most: the clock may be set meanwhile."""
+    """Return the seconds until a moment, at most 60, as the clock may be set meanwhile."""
     return min(MAX_DELAY, max(0.0, (moment - now).total_seconds()))
 
 
 def run_apart(phases: dict[str, Callable[[], object]], *, using: str) -> None:
-    """Run each phase, also when one before it failed; only a lost connection ends them all."""
+    """Run each phase, even if an earlier one failed; only a lost connection ends them all."""
     for name, phase in phases.items():
         try:
             phase()
@@ -58,19 +58,19 @@ class Sweep:
         if self._due_at is None or now >= self._due_at:
             run_apart(
                 {
-                    "hinting stale executions again": lambda: self.rehint(now),
+                    "announcing stale executions again": lambda: self.rehint(now),
                     "removing dead workers": lambda: self.remove_workers(now),
                 },
                 using=self._using,
             )
-        # Computed afresh from now: the setting, and the clock, may have changed.
+        # Computed from now, as the setting and the clock may have changed.
         self._due_at = configured("SWEEP_CRON").next_after(now)
         return seconds_until(self._due_at, now)
 
     def rehint(self, now: datetime) -> int:
-        """Hint again the pending rows whose last hint is older than STALE_THRESHOLD; return how many.
+        """Announce pending rows again whose last hint is older than STALE_THRESHOLD; return how many.
 
-        The wait doubles with each hint of a row, up to an hour: hints of rows that wait for a free slot are noise.
+        The threshold doubles with each hint of a row, up to an hour, as hints for rows that wait for a slot are noise.
         """
         threshold = timedelta(seconds=get_settings().stale_threshold)
         pending = JobExecution.objects.using(self._using).pending()
@@ -94,7 +94,7 @@ class Sweep:
         return hinted
 
     def _note_hint(self, ids: Sequence[UUID], now: datetime) -> set[UUID]:
-        """Write when these rows were hinted; return those that are left out, which are to have their turn later."""
+        """Write when these rows were hinted; return those that could not be written, whose turn comes later."""
         unmoved = move(ids, lambda rows: rows.pending().update(hinted_at=now), using=self._using)
         return {*unmoved.held, *unmoved.refused}
 

@@ -1,4 +1,4 @@
-"""Delete finished rows that are kept no longer, in small portions with pauses; the sweep role of runjobs."""
+"""Delete finished rows that are no longer kept, in small portions with pauses: the sweep role of runjobs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from django_jobs.states import FINAL, Status
 
 logger = logging.getLogger("django_jobs.trim")
 
-# Between portions, and at least as long as the last one took: jobs have the database for half of the time.
+# Seconds between portions, or as long as the last one took: half of the time the database is left to the jobs.
 PAUSE = 0.05
-# A portion that takes longer is too large: heavy rows, or a busy disk, which is everybody's.
+# Seconds. A portion that takes longer is too large for these rows, or for a busy disk.
 PORTION_SECONDS = 0.5
 SMALLEST = 100
 
 
 class Trim:
-    """Runs at each tick of TRIM_CRON: one portion a tick() until nothing is left."""
+    """Runs at each tick of TRIM_CRON: one portion per tick() until nothing is left."""
 
     def __init__(self, *, using: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._using = using
@@ -38,7 +38,7 @@ class Trim:
         self._size = retention.BATCH
 
     def tick(self, now: datetime | None = None) -> float:
-        """Delete one portion if it is time; return a short pause while there is more, else the time to the next."""
+        """Delete one portion if it is time; return a short pause while there is more, else the time to the next run."""
         now = now or clock.now(self._using)
         if self._left is None:
             due, self._due_at = self._due_at, self._due_at or configured("TRIM_CRON").next_after(now)
@@ -47,11 +47,11 @@ class Trim:
             self._left = self.portions(now)
         started = self._monotonic()
         try:
-            # Portions of nothing cost a few reads and need no pause.
+            # Empty portions cost a few reads and need no pause.
             if next((deleted for deleted in self._left if deleted), 0):
                 return max(PAUSE, self._monotonic() - started)
         except Exception:
-            # The connection is lost, and these portions are over: begin anew as soon as the loop tries again.
+            # The connection is lost and the generator has ended: start over when the loop tries again.
             self._left = None
             raise
         self._left = None
@@ -86,7 +86,7 @@ class Trim:
             logger.exception("the %s executions of %s could not be trimmed", status, name)
 
     def _adapt(self, deleted: int, seconds: float) -> None:
-        """Choose the size of the next portion by what the last one took."""
+        """Choose the size of the next portion by the seconds that the last one took."""
         if seconds > PORTION_SECONDS:
             self._size = max(self._size // 2, SMALLEST)
         elif deleted == self._size and seconds < PORTION_SECONDS / 4:
@@ -94,7 +94,7 @@ class Trim:
 
 
 def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, timedelta | float | None]:
-    """Return how many rows stay and how long; of a job that is not registered, what the settings say."""
+    """Return how many rows are kept and for how long; for an unregistered job, what the settings say."""
     job = registry.find(name)
     if job is not None:
         return job.retention(status), job.effective_keep.max_age

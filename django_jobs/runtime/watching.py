@@ -1,4 +1,4 @@
-"""Tell the process of `runjobs --reload` that only watches: it must outlive code that cannot be loaded."""
+"""Recognize the watching process of `runjobs --reload`, which must outlive code that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils.autoreload import DJANGO_AUTORELOAD_ENV
 
 
 def only_watches() -> bool:
-    """Whether this process starts those that run jobs anew, so that what is wrong in the sources is theirs to tell.
+    """Whether this process only starts and restarts the one that runs jobs, which reports mistakes in the sources.
 
     Asked while Django is set up, before any command has parsed its arguments.
     """
@@ -17,5 +17,5 @@ def only_watches() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether this process is one that is started anew."""
+    """Whether this process is the one that is restarted."""
     return os.environ.get(DJANGO_AUTORELOAD_ENV) == "true"

@@ -31,14 +31,14 @@ def welcome(options: Options, using: str) -> list[str]:
         lines.append(f"queues: {_told(options.served)}; slots: {times}{options.concurrency}")
         known = registry.queues()
         if unused := sorted(options.served.among(known) - known):
-            lines.append(f"no job here declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
+            lines.append(f"no job declares the queue {', '.join(unused)}; declared: {', '.join(sorted(known))}")
         lines += _small_pools(options.concurrency)
     else:
-        lines.append("runs no job: that takes a process with --worker, or one without any role")
+        lines.append("runs no jobs: that takes a process with --worker, or without any role")
     crons = sum(job.mode == "cron" for job in jobs)
     if crons and "scheduler" not in options.roles:
         which = f"{crons} cron job{'' if crons == 1 else 's'}"
-        lines.append(f"fires no tick of the {which}: that takes a process with --scheduler, or one without any role")
+        lines.append(f"fires no ticks of the {which}: that takes a process with --scheduler, or without any role")
     return [*lines, f"database: {using} ({connections[using].display_name}); {_wake_up(settings)}"]
 
 
@@ -59,4 +59,4 @@ def _small_pools(slots: int) -> list[str]:
 
 
 def _wake_up(settings: Settings) -> str:
-    return f"wake-up: {dispatchers.get_dispatcher().describe()}, and a look every {settings.poll_interval:g} s"
+    return f"wake-up: {dispatchers.get_dispatcher().describe()}, and a poll every {settings.poll_interval:g} s"

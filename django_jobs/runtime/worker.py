@@ -16,32 +16,31 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
-from django_jobs.runtime.heads import heads
 from django_jobs.runtime.limited_claims import LimitedClaims
 from django_jobs.served import Served
 
 logger = logging.getLogger("django_jobs.worker")
 
-# The pauses before the next looks for work after a wake-up and after work was found: more may follow on its heels, and
-# its own hint be held back for a moment. Then they grow up to POLL_INTERVAL.
+# Seconds between looks for work after a wake-up and after work was found: more may follow at once, with a hint that is
+# held back for a moment. After these, the pauses grow up to POLL_INTERVAL.
 SOON = (0.005, 0.010, 0.025)
 
 
 class Observed:
-    """What stage saw in the tables lately, for claims; the base saw nothing."""
+    """What stage last saw in the tables, for claims; this base class has seen nothing."""
 
     # Names whose rows are not claimed.
     paused_jobs: frozenset[str] = frozenset()
     # Queues that are not claimed from.
     paused_queues: frozenset[str] = frozenset()
-    # Queues in which rows are pending, looked for on behalf of a worker that serves any.
+    # Queues with pending rows, found on behalf of a worker that serves any queue.
     pending_queues: frozenset[str] = frozenset()
-    # Names of jobs with `concurrency=` of which rows are near the head of a queue.
+    # Names of jobs with `concurrency=` that have rows near the head of a queue.
     limited_jobs: frozenset[str] = frozenset()
 
 
 class Worker:
-    """The worker role: one thread claims for an engine; never more rows than free slots are taken."""
+    """The worker role: one thread claims rows for an engine, never more than there are free slots."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class Worker:
         return room if self._max_jobs is None else min(room, self._max_jobs - self.claimed)
 
     def tick(self, now: datetime | None = None) -> float:
-        """Claim once for the slots that are free; return after how many seconds to look again."""
+        """Claim once for the free slots; return the seconds until the next look."""
         settings = get_settings()
         free = self.wanted()
         if not free:
@@ -121,8 +120,8 @@ class Worker:
             self._engine.submit(claimed)
             if self.claimed == self._max_jobs:
                 self._on_spent()
-            # Where less came than there was room for, nothing more waits: to ask at once would only keep the
-            # interpreter from the slots that are to start.
+            # Fewer rows came than there was room for, so nothing more waits: another query at once would only take
+            # the interpreter from the slots that are about to start.
             return min(next(self._soon), settings.poll_interval) if self._engine.is_hungry else 0.0
         if not self._engine.is_hungry:
             self._engine.is_hungry = True
@@ -146,7 +145,7 @@ class Worker:
         if limited and (seen := self._limited.ready(limited.intersection(self._observed.limited_jobs))):
             rows += self._claim_limited(seen, names, queues, limit, now)
         rows += self._claim_others(names, list(queues), limit - len(rows), now)
-        # When nothing else is left it costs nobody anything to look for those that nobody has seen yet.
+        # When nothing else is left, it costs nothing to look for rows of these jobs that stage has not seen yet.
         if limited and len(rows) < limit and (ready := self._limited.ready(limited)):
             rows += self._claim_limited(ready, (), queues, limit - len(rows), now)
         return rows
@@ -182,27 +181,33 @@ class Worker:
             )
             rows += taken
             if not taken or bound is None:
-                # Other workers were faster there, or all that this queue had is taken.
+                # Other workers were faster, or this queue is empty now.
                 queues.remove(queue)
         return rows
 
     def served_queues(self) -> list[str]:
-        """Return the queues to claim from now: those named, or any that a job declares or that holds pending rows."""
+        """Return the queues to claim from now: the named ones, or any that a job declares or that has pending rows."""
         return sorted(self.served.among(registry.queues() | self._observed.pending_queues))
 
     @property
     def served(self) -> Served:
-        """The queues that it would claim from now, known or not."""
+        """The queues from which it would claim now, whether it has seen them or not."""
         return self._served - self._observed.paused_queues
 
     def _best_queue(self, queues: list[str], names: list[str]) -> tuple[str | None, int | None]:
-        """Return the queue with the best head, and the rank of the next one's head: so far it may be claimed from."""
+        """Return the queue with the best head, and the rank of the next queue's head, up to which to claim from it."""
         if len(queues) == 1:
             return queues[0], None
-        best = heads(queues, names, limit=1, using=self._using)
-        if not best:
+        heads = []
+        for queue in queues:
+            pending = JobExecution.objects.using(self._using).pending().filter(queue=queue, job_name__in=names)
+            head = pending.order_by("rank", "scheduled_at", "pk").values_list("rank", "scheduled_at").first()
+            if head is not None:
+                heads.append((*head, queue))
+        heads.sort()
+        if not heads:
             return None, None
-        return best[0].queue, best[1].rank if len(best) > 1 else None
+        return heads[0][2], heads[1][0] if len(heads) > 1 else None
 
     @property
     def is_idle(self) -> bool:
@@ -216,7 +221,7 @@ class Worker:
 
     @property
     def loops(self) -> Sequence[Loop]:
-        """What has to turn while it works."""
+        """The loops that have to turn while it works."""
         return self._loop, *self._engine.loops
 
     def running(self) -> Mapping[UUID, Run]:
@@ -224,7 +229,7 @@ class Worker:
         return self._engine.running()
 
     def stop_claiming(self) -> None:
-        """Start nothing new; what runs goes on."""
+        """Start nothing new; running executions go on."""
         self._claiming = False
         self._loop.stop()
         self._engine.is_hungry = True
@@ -234,12 +239,12 @@ class Worker:
         """Stop claiming and wait for what runs; return whether all of it ended and was written in time."""
         deadline = time.monotonic() + timeout
         self.stop_claiming()
-        # A claim that is under way may still bring rows: until it is over, an idle engine means nothing.
+        # A claim that is under way may still bring rows; until it is over, an idle engine means nothing.
         self._loop.join(timeout)
         return self._engine.wait_idle(deadline)
 
     def shutdown(self, deadline: float) -> bool:
-        """Signal and interrupt what still runs, write all ends, stop the threads; by the monotonic `deadline`."""
+        """Signal and interrupt running executions, write all ends, stop the threads; by the monotonic `deadline`."""
         self.stop_claiming()
         written = self._engine.shutdown(deadline)
         self._loop.join(max(deadline - time.monotonic(), 0.1))

@@ -1,4 +1,4 @@
-"""What can be done with jobs and executions, by application code, the admin and the runtime alike."""
+"""The operations on jobs and executions; application code, the admin and the runtime call them."""
 
 from __future__ import annotations
 

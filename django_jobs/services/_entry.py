@@ -1,4 +1,4 @@
-"""What all services share: the way in, and what depends on the transaction they are called in."""
+"""Shared by all services: how they are entered, and helpers for the transaction they are called in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def service(function: Callable[P, R]) -> Callable[P, R]:
-    """Enter the shield of the run this is called from, if any, and name the async twin in a running event loop."""
+    """Shield the call from interrupts of the run it is made in; in a running event loop, name the async twin."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,16 +36,16 @@ def service(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_transaction(connection: Any) -> bool:
-    """Whether what is written now waits for a commit; with autocommit off it always does."""
+    """Whether a write waits for a commit; with autocommit off it always does."""
     return connection.in_atomic_block or not connection.get_autocommit()
 
 
 def savepoint(connection: Any) -> AbstractContextManager[Any]:
-    """Keep an open transaction usable when the statement inside fails; outside of one there is nothing to keep."""
+    """Keep an open transaction usable when the statement inside fails; does nothing outside of one."""
     return transaction.atomic(using=connection.alias) if in_transaction(connection) else nullcontext()
 
 
 def after_commit(connection: Any, action: Callable[[], object]) -> None:
-    """Run `action` once what was written is there for others; never with autocommit off, where nobody can tell when."""
+    """Run `action` once the writes are visible to others; never with autocommit off, where that moment is unknown."""
     if connection.in_atomic_block or connection.get_autocommit():
         connection.on_commit(action, robust=True)

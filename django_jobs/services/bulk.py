@@ -1,4 +1,4 @@
-"""Cancel or retry many executions at once, page by page; the admin's actions call this."""
+"""Cancel or retry many executions, page by page; the admin's actions and `manage.py jobs` call this."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from django_jobs.services.operations import after_cancel, cancel, known_job, ret
 from django_jobs.states import Status
 
 PAGE = 500
-# Not needed to say what a row is, and the bulk of it.
+# The bulk of a row, and not needed here.
 BULKY = ("payload", "errors", "logs", "result", "progress")
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What became of a set of executions: how many moved, and for each of the others why it did not."""
+    """What became of a set of executions: how many were changed, and for each of the others why it was not."""
 
     done: int = 0
     skipped: list[tuple[JobExecution, str]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Report:
 
 @service
 def cancel_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
-    """Cancel the executions of the set as cancel() does, a few statements for each page of them."""
+    """Cancel the executions of the queryset as cancel() does, in a few statements for each page of them."""
     using = jobs_alias()
     connection = connections[using]
     user, name = attribution(by)
@@ -50,7 +50,7 @@ def cancel_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
         for row in rows:
             new = after.get(row.pk)
             if new is None or new.cancel_requested_at != now or new.cancelled_by != user:
-                # Finished, gone, or it changed its status between the two statements.
+                # Finished, gone, or its status changed between the two statements.
                 _one(cancel, row, by, report)
                 continue
             report.done += 1
@@ -65,7 +65,7 @@ def cancel_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
 
 @service
 def retry_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
-    """Retry the executions of the set as retry() does: those with a key one by one, the others a statement per job."""
+    """Retry the executions of the queryset as retry() does: keyed ones one by one, others in a statement per job."""
     using = jobs_alias()
     report = Report()
     for rows in _pages(queryset, using):
@@ -88,7 +88,7 @@ def _retry_unkeyed(rows: list[JobExecution], by: Any, report: Report, using: str
     moved = transitions.retry(page, now=now, retries=known_job(rows[0]).retries, by=user, by_name=name, active_key=None)
     after = {row.pk: row for row in page.defer(*BULKY)}
     retried = [row for row in after.values() if row.retried_at == now and row.retried_by == user]
-    # A worker may have run some to their end already, and their job keeps no such rows.
+    # A worker may have finished some already, and their job keeps no finished rows.
     ran = moved - len(retried)
     report.done += moved
     hint(connections[using], [row for row in retried if row.status == Status.PENDING])
@@ -101,7 +101,7 @@ def _retry_unkeyed(rows: list[JobExecution], by: Any, report: Report, using: str
 
 
 def _pages(queryset: ExecutionQuerySet, using: str) -> Iterator[list[JobExecution]]:
-    """Yield the rows of the set in pages by key, up to the newest there is now: the set may grow faster than we go."""
+    """Yield the rows in pages, up to the newest there is now: rows may be added faster than they are handled."""
     ordered = queryset.using(using).order_by("pk").defer(*BULKY)
     end = ordered.values_list("pk", flat=True).last()
     page = list(ordered.filter(pk__lte=end)[:PAGE]) if end is not None else []

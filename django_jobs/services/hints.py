@@ -1,4 +1,4 @@
-"""Hints to the dispatcher after commit: one batch for each queue and open block, however many pushes add to it."""
+"""Hints to the dispatcher after commit: one batch per queue and atomic block, however many pushes add to it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from uuid import UUID
 from django_jobs import dispatchers
 from django_jobs.models import JobExecution
 
-# Where a connection keeps the batches of its open transaction.
+# The attribute in which a connection keeps the batches of its open transaction.
 _BATCHES = "_django_jobs_batches"
 
 
 def hint(connection: Any, executions: Iterable[JobExecution]) -> None:
-    """Announce pending rows once they are committed; those of a savepoint that is rolled back never are.
+    """Announce pending rows once they are committed, so never those of a savepoint that is rolled back.
 
-    With autocommit off nobody can tell when that is, so nothing is announced and the poll finds the rows.
+    With autocommit off that moment is unknown, so nothing is announced and the poll finds the rows.
     """
     if connection.in_atomic_block:
         for row in executions:
@@ -34,7 +34,7 @@ class _Batch:
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        # By rank, since a hint is of one priority.
+        # By rank, since a hint carries one priority.
         self.ids: dict[int, list[UUID]] = {}
         self.sent = False
 
@@ -53,7 +53,7 @@ class _Batches:
     __slots__ = ("by_block", "hooks")
 
     def __init__(self, hooks: list[Any]) -> None:
-        # Django makes a new list at commit, rollback and rollback to a savepoint: then these are out of date.
+        # Django makes a new list at commit, rollback and rollback to a savepoint; these batches are stale then.
         self.hooks = hooks
         self.by_block: dict[tuple[tuple[str | None, ...], str], _Batch] = {}
 
@@ -61,12 +61,12 @@ class _Batches:
 def _open_batch(connection: Any, queue: str) -> _Batch:
     batches = vars(connection).get(_BATCHES)
     if batches is None or batches.hooks is not connection.run_on_commit:
-        # A rollback to a savepoint leaves the batches of the outer blocks behind; each gets a second one from now on.
+        # The outer blocks of a savepoint that was rolled back keep their earlier batches and get second ones.
         batches = vars(connection)[_BATCHES] = _Batches(connection.run_on_commit)
     block = (tuple(connection.savepoint_ids), queue)
     batch: _Batch | None = batches.by_block.get(block)
-    # Directly inside a TestCase nothing commits, and captureOnCommitCallbacks() sees only what is registered while it
-    # is open: there each push has a batch of its own, and a batch that was sent is done.
+    # Directly inside a TestCase nothing commits, and captureOnCommitCallbacks() sees only callbacks registered while it
+    # is open: there each push gets a batch of its own, and a batch that was sent is not reused.
     if batch is None or batch.sent or connection.atomic_blocks[-1]._from_testcase:
         batch = batches.by_block[block] = _Batch(queue)
         connection.on_commit(batch.send, robust=True)

@@ -1,4 +1,4 @@
-"""Dedup keys: insert a row, or find the live one that holds its key; and the key that cron rows share."""
+"""Dedup keys: insert a row or find the live one that holds its key; and the key that a cron job's rows share."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _selects: dict[str, str] = {}
 
 
 def overlap_key(job: Job[...]) -> str | None:
-    """Return the `active_key` of the job's ticks and triggers: one for all with overlap="skip", else None.
+    """Return the `active_key` that all ticks and triggers of a job with overlap="skip" share, or None for other jobs.
 
-    A digest of a user's key is 48 hexadecimal digits, so none is equal to it.
+    It cannot equal the digest of a user's key, which is 48 hexadecimal digits.
     """
     return "overlap" if job.cron is not None and job.overlap == "skip" else None
 
 
 def insert_or_find(row: JobExecution, *, now: datetime, using: str) -> JobExecution:
-    """Insert the row, or return the live one of its job with the same `active_key`; `created` says which.
+    """Insert the row, or return the live one of its job with the same `active_key`; `created` says which it was.
 
     Raises KeyTaken when the holder changed in each of five rounds.
     """
     connection = connections[using]
     conflict = False
-    # One look more than inserts: the last conflict is looked at, too.
+    # One more look than INSERTs, so that the holder after the last conflict is found as well.
     for attempt in range(ROUNDS + 1):
-        # Read first: most pushes under a taken key meet a row that was there long before, and a refused INSERT costs an
-        # error line in the server's log, a dead tuple and, in a transaction, a savepoint.
+        # Read first: most pushes under a taken key meet a row that has long been there, and a refused INSERT costs an
+        # error in the server's log, a dead tuple and, in a transaction, a savepoint.
         holder = find_holder(row.job_name, row.active_key, using=using, conflict=conflict)
         if holder is not None:
             holder.created = False
@@ -63,7 +63,7 @@ def insert_or_find(row: JobExecution, *, now: datetime, using: str) -> JobExecut
         row.created = True
         return row
     raise KeyTaken(
-        f"{row.job_name} was not pushed: {ROUNDS} times in a row its key {row.key!r} was held by another execution "
+        f"{row.job_name} was not pushed: {ROUNDS} times in a row, its key {row.key!r} was held by another execution "
         "that was gone a moment later. Push again."
     )
 
@@ -75,19 +75,19 @@ def insert(row: JobExecution, *, now: datetime, using: str) -> None:
 
 
 def is_key_conflict(error: IntegrityError) -> bool:
-    """Whether a live row with the same key is what the database complains of."""
+    """Whether the database refused the row because a live one has the same key."""
     diagnosis = getattr(error.__cause__, "diag", None)
     if diagnosis is not None:
-        # PostgreSQL; its message quotes the row, so the name alone could stand in a payload.
+        # PostgreSQL. Its message quotes the row, and a payload could contain the constraint's name.
         return bool(diagnosis.constraint_name == CONSTRAINT)
     text = str(error)
     return CONSTRAINT in text or f"{JobExecution._meta.db_table}.active_key" in text
 
 
 def find_holder(job_name: str, active_key: str | None, *, using: str, conflict: bool = False) -> JobExecution | None:
-    """Return the live row of the job under this key as it is now, whatever snapshot the caller's transaction has.
+    """Return the row of the job that holds this key now, whatever snapshot the caller's transaction has.
 
-    `conflict` says that the database has just refused this key, so that there is, or was, such a row.
+    `conflict` says that the database has just refused this key, so that such a row exists, or did.
     """
     connection = connections[using]
     wanted = (job_name, active_key)
@@ -98,13 +98,13 @@ def find_holder(job_name: str, active_key: str | None, *, using: str, conflict: 
     seen = _read(connection, wanted)
     if connection.vendor != "postgresql" or (seen is None and not conflict) or _sees_commits(connection):
         return seen
-    # The snapshot may hide the winner, or show a row that has ended since. What is seen here and not from outside, and
-    # still refuses an INSERT, is a row of this very transaction.
+    # The snapshot may hide the winner, or show a row that has ended since. A row that is seen here but not from
+    # outside, and still refuses an INSERT, was written by this very transaction.
     return _read_apart(connection, wanted) or (seen if conflict else None)
 
 
 def _read(connection: Any, wanted: tuple[str, str | None], lock: str = "") -> JobExecution | None:
-    # By hand: building this query costs the ORM longer than the database takes for it, at every push with a key.
+    # By hand: at every push with a key, the ORM would take longer to build this query than the database to answer it.
     with connection.cursor() as cursor:
         cursor.execute(_select(connection) + lock, wanted)
         found = READ.executions(cursor.fetchall(), connection)
@@ -122,11 +122,12 @@ def _select(connection: Any) -> str:
 
 def _read_innodb(connection: Any, wanted: tuple[str, str | None], *, conflict: bool) -> JobExecution | None:
     if not conflict:
-        # Without a lock: a locking read that finds nothing locks the gap, and two such pushes deadlock.
+        # Without a lock: a locking read that finds nothing locks the gap, and two such pushes would deadlock.
         seen = _read(connection, wanted)
         if seen is None or connection.isolation_level in _READ_COMMITTED:
             return seen
-    # Sees what is committed now. Shared: two refused INSERTs hold shared locks already, and would deadlock over more.
+    # A locking read sees what is committed now. Two refused INSERTs hold shared locks already, and would deadlock if
+    # each wanted an exclusive one.
     return _read(connection, wanted, " LOCK IN SHARE MODE")
 
 
@@ -139,7 +140,7 @@ def _sees_commits(connection: Any) -> bool:
 def _read_apart(connection: Any, wanted: tuple[str, str | None]) -> JobExecution | None:
     """Read over a second connection, outside of the caller's transaction."""
     other = connection.copy()
-    # Callers like this one each hold a connection of the pool: waiting there for another could be for ever.
+    # Every caller holds a connection of the pool: if all waited there for a second one, they would wait for ever.
     other.settings_dict["OPTIONS"].pop("pool", None)
     try:
         return _read(other, wanted)

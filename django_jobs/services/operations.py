@@ -1,4 +1,4 @@
-"""What a person does to executions: cancel, retry, run a copy, start now, and trigger a cron job."""
+"""The operations on single executions: cancel, retry, copy, start now, and trigger a cron job."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ ROUNDS = 5
 
 @service
 def cancel(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
-    """Cancel a waiting execution at once, mark a running one so that its handler is told; return it.
+    """Cancel a waiting execution at once, mark a running one so that its handler is told to stop; return it.
 
-    To cancel what is being cancelled changes nothing. Raises WrongStatus when it is finished or gone.
+    Safe to repeat while it is being cancelled. Raises WrongStatus when it is finished or gone.
     """
     using = jobs_alias()
     connection = connections[using]
     row = subject(execution, using=using)
     user, name = attribution(by)
     one = JobExecution.objects.using(using).filter(pk=row.pk)
-    # It may start, or be handed back, between the two verbs.
+    # It may start, or be released, between the two statements.
     for _round in range(ROUNDS):
         now = clock.now(using)
         if transitions.cancel(one, now=now, by=user, by_name=name):
@@ -53,8 +53,8 @@ def cancel(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
         if row.is_cancelling:
             return row
         if row.is_final:
-            raise WrongStatus(f"{row} cannot be cancelled: it is {row.status} already.", row)
-    raise WrongStatus(f"{row} was not cancelled: it changed its status {ROUNDS} times meanwhile. Cancel again.", row)
+            raise WrongStatus(f"{row} cannot be cancelled: it is already {row.status}.", row)
+    raise WrongStatus(f"{row} was not cancelled: its status changed {ROUNDS} times in the meantime. Cancel again.", row)
 
 
 async def acancel(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
@@ -67,7 +67,7 @@ def retry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     """Queue a failed or cancelled execution again, the same row with its history, and return it.
 
     It gets `retries` + 1 more attempts, as the job is defined now. Raises WrongStatus for other statuses (so a double
-    click is harmless), KeyTaken when another live execution has its key, UnknownJob when no job has its name any more.
+    click is harmless), KeyTaken when another live execution has its key, UnknownJob when no job has its name.
     """
     using = jobs_alias()
     row = subject(execution, using=using)
@@ -96,8 +96,8 @@ async def aretry(execution: JobExecution | UUID, by: Any = None) -> JobExecution
 def copy(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     """Push a new execution with the payload, queue, priority, tenant and key of a finished one, and return it.
 
-    Raises WrongStatus when that is not finished, KeyTaken when a live execution has its key, UnknownJob, and
-    InvalidPayload when the job does not accept its payload any more.
+    Raises WrongStatus when it is not finished, KeyTaken when a live execution has its key, UnknownJob, and
+    InvalidPayload when the job no longer accepts its payload.
     """
     using = jobs_alias()
     source = subject(execution.pk if isinstance(execution, JobExecution) else execution, using=using)
@@ -126,7 +126,7 @@ async def acopy(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
 
 @service
 def start_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
-    """Make a scheduled or parked execution pending before its time and return it; raise WrongStatus for other ones."""
+    """Make a scheduled or parked execution pending now and return it; raise WrongStatus for any other."""
     using = jobs_alias()
     row = subject(execution, using=using)
     attribution(by)
@@ -143,7 +143,7 @@ async def astart_now(execution: JobExecution | UUID, by: Any = None) -> JobExecu
 def trigger(job: Job[...], by: Any = None) -> JobExecution:
     """Push one execution of a cron job now and return it.
 
-    Raises AlreadyRunning with the live execution when there is one and the job has overlap="skip".
+    Raises AlreadyRunning, with the live execution, when there is one and the job has overlap="skip".
     """
     if job.cron is None:
         raise DefinitionError(
@@ -165,7 +165,7 @@ async def atrigger(job: Job[...], by: Any = None) -> JobExecution:
 
 
 def mode(job: Job[...]) -> str:
-    """Return how executions of the job come to run: "cron", or the kind of the dispatcher."""
+    """Return what starts executions of the job: "cron", or the kind of the dispatcher."""
     return "cron" if job.cron is not None else dispatchers.get_dispatcher().kind
 
 
@@ -180,7 +180,7 @@ def subject(execution: JobExecution | UUID, *, using: str) -> JobExecution:
 
 
 def known_job(row: JobExecution) -> Job[...]:
-    """Return the job of a row; raise UnknownJob with what to do when its code is gone."""
+    """Return the job of a row; raise UnknownJob, with the remedy, when no job has its name."""
     job = registry.find(row.job_name)
     if job is None:
         raise UnknownJob(
@@ -190,7 +190,7 @@ def known_job(row: JobExecution) -> Job[...]:
 
 
 def reload(row: JobExecution, *, using: str) -> bool:
-    """Read the row again, in place; return whether it is still there."""
+    """Read the row again, in place; return whether it still exists."""
     try:
         row.refresh_from_db(using=using)
     except JobExecution.DoesNotExist:
@@ -199,7 +199,7 @@ def reload(row: JobExecution, *, using: str) -> bool:
 
 
 def after_cancel(row: JobExecution, *, using: str) -> None:
-    """Do what follows when a row ended CANCELLED here: drop it if its job keeps none, and tell the receivers."""
+    """Follow up on a row that ended CANCELLED here: delete it if its job keeps none, and send the signals."""
     job = registry.find(row.job_name)
     if job is None:
         return
@@ -215,7 +215,7 @@ def after_cancel(row: JobExecution, *, using: str) -> None:
 
 
 def _made_pending(row: JobExecution, moved: int, verb: str, expected: str, *, using: str) -> JobExecution:
-    """Return the row as it is now, and hint it; raise WrongStatus when the verb did not move it."""
+    """Return the row as it is now, and announce it; raise WrongStatus when the verb did not change it."""
     is_there = reload(row, using=using)
     if not moved:
         if not is_there:
@@ -226,7 +226,7 @@ def _made_pending(row: JobExecution, moved: int, verb: str, expected: str, *, us
 
 
 def _gone(row: JobExecution) -> WrongStatus:
-    return WrongStatus(f"{row} is not there any more; its job may keep no such rows.", row)
+    return WrongStatus(f"{row} does not exist any more; its job may keep no such rows.", row)
 
 
 def _held(row: JobExecution, verb: str, holder: JobExecution | None) -> Conflict:

@@ -1,6 +1,6 @@
-"""Pause and resume jobs and queues, for all processes and until somebody resumes them; the admin calls this, too.
+"""Pause and resume jobs and queues, in all processes and until somebody resumes them; the admin calls this as well.
 
-Every process looks within a second. What runs goes on, and rows are still accepted: they wait.
+Every process notices within a second. Running executions go on; pushed ones are accepted, and wait.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from django_jobs.states import Skip
 from django_jobs.text import storable
 
 RESUMED: dict[str, Any] = {"paused_at": None, "paused_by": "", "paused_by_name": ""}
-# No more left out ticks are counted at once.
+# The most skipped ticks that are counted at once.
 COUNTED = 100
 ROUNDS = 5
 
 
 @service
 def pause_job(name: str, by: Any = None) -> bool:
-    """Start no execution of this job and fire no tick of it until it is resumed; return False if it was paused before.
+    """Start no execution of this job and fire none of its ticks until it is resumed; return False if already paused.
 
-    Raises UnknownJob for a name that is neither registered nor has a state in the database.
+    Raises UnknownJob for a name that is not registered and has no state in the database.
     """
     using = jobs_alias()
     return _pause(JobState, _names_of(name, using), by, using=using)
@@ -43,9 +43,9 @@ async def apause_job(name: str, by: Any = None) -> bool:
 
 @service
 def resume_job(name: str, by: Any = None) -> bool:
-    """Let executions of this job start again, those that waited first; return False if it was not paused.
+    """Let executions of this job start again, the waiting ones first; return False if it was not paused.
 
-    Ticks that came meanwhile are not made up for: the next one fires. Raises UnknownJob as pause_job() does.
+    Ticks that came in the meantime are not made up for: the next one fires. Raises UnknownJob as pause_job() does.
     """
     using = jobs_alias()
     attribution(by)
@@ -60,9 +60,9 @@ async def aresume_job(name: str, by: Any = None) -> bool:
 
 @service
 def pause_queue(queue: str, by: Any = None) -> bool:
-    """Claim nothing from this queue until it is resumed; return False if it was paused before.
+    """Claim nothing from this queue until it is resumed; return False if already paused.
 
-    Any name that a queue can have will do, whether or not something is in it. Raises DefinitionError for others.
+    The queue may be empty and undeclared. Raises DefinitionError for a name that no queue can have.
     """
     return _pause(QueueState, (checked_queue(queue),), by, using=jobs_alias())
 
@@ -85,11 +85,11 @@ async def aresume_queue(queue: str, by: Any = None) -> bool:
 
 
 def _names_of(name: str, using: str) -> tuple[str, ...]:
-    """Return the names of the job, its present one first."""
+    """Return the names of the job, its current one first."""
     job = registry.find(name)
     if job is not None:
         return job.names
-    # Code that is deployed elsewhere, or gone, has left a state; for other names this raises, with the mend.
+    # Code that is deployed elsewhere, or gone, has left a state. For any other name get() raises, with the remedy.
     if storable(name) != name or not JobState.objects.using(using).filter(job_name=name).exists():
         registry.get(name)
     return (name,)
@@ -105,7 +105,7 @@ def _pause(model: type[JobState] | type[QueueState], names: tuple[str, ...], by:
     values = {"paused_at": clock.now(using), "paused_by": user, "paused_by_name": by_name}
     if running.update(**values):
         return True
-    # Nobody made this row before, or somebody pauses at this moment.
+    # There was no such row yet, or somebody else pauses at this very moment.
     states.bulk_create([cast("Any", model(pk=names[0]))], ignore_conflicts=True)
     return bool(running.update(**values))
 
@@ -129,12 +129,12 @@ def _resume_queue(queue: str, *, using: str) -> bool:
 
 
 def _left_out(state: JobState, now: datetime) -> dict[str, Any]:
-    """Return what moves the cursor past ticks that no scheduler has left out yet: late ones would fire, else."""
+    """Return the changes that move the cursor past ticks no scheduler has skipped yet: they would fire late."""
     cursor, job = state.last_tick_at, registry.find(state.job_name)
     if cursor is None or cursor >= now:
         return {}
     if job is None or job.cron is None or str(job.cron) != state.schedule:
-        # Its schedule is other code's.
+        # The schedule belongs to other code.
         return {"last_tick_at": now}
     ticks = job.cron.between(cursor, now, COUNTED)
     if not ticks:

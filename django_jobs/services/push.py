@@ -34,9 +34,9 @@ logger = logging.getLogger("django_jobs")
 
 @service
 def push(job: Job[...], options: PushOptions, payload_json: str) -> JobExecution:
-    """Write one execution of the job and return it; `created` is False when its key found a live one, returned instead.
+    """Write one execution of the job and return it, or return the live one with its key: `created` is False then.
 
-    The payload is what `job.schema.dump()` returned. Inside a transaction the row, and the run, exist if it commits.
+    The payload comes from `job.schema.dump()`. Inside a transaction, the row exists and runs only if that commits.
     """
     using = jobs_alias()
     now = clock.now(using)
@@ -52,7 +52,7 @@ async def apush(job: Job[...], options: PushOptions, payload_json: str) -> JobEx
 def push_many(items: Sequence[Item]) -> list[JobExecution]:
     """Write one execution for each item, all or none, and return them in the order of the items.
 
-    Items are checked when they are made, so nothing but the database can refuse one here.
+    Items are checked when they are made, so only the database can refuse one here.
     """
     if not items:
         return []
@@ -90,7 +90,7 @@ def build(job: Job[...], options: PushOptions, payload_json: str, *, now: dateti
 
 
 def store(job: Job[...], row: JobExecution, *, now: datetime, using: str) -> JobExecution:
-    """Write a built row, or find the live one with its key; signal and hint what was written."""
+    """Write a built row, or find the live one with its key; send the signal and the hint if it was written."""
     connection = connections[using]
     if _wait_for_other_commit([(job, row)], connection):
         return row
@@ -124,20 +124,20 @@ def store_all(pairs: Sequence[tuple[Job[...], JobExecution]], *, now: datetime, 
 def _insert_all(rows: Sequence[JobExecution], *, now: datetime, using: str) -> dict[UUID, JobExecution]:
     stored = {row.pk: row for row in rows if row.active_key is None}
     keyed = [row for row in rows if row.active_key is not None]
-    # Without keys it is a single statement: the savepoint that a refused key needs is left out.
+    # Without keys it is a single statement, which needs no savepoint; a refused key does.
     with transaction.atomic(using=using, savepoint=bool(keyed)):
         if stored:
             transitions.insert(list(stored.values()), now=now, using=using)
             for row in stored.values():
                 row.created = True
-        # In one order everywhere, so that two of these wait for each other instead of deadlocking.
+        # In the same order everywhere, so that two of these wait for each other instead of deadlocking.
         for row in sorted(keyed, key=lambda row: (row.job_name, row.active_key)):
             stored[row.pk] = keys.insert_or_find(row, now=now, using=using)
     return stored
 
 
 def _wait_for_other_commit(pairs: Sequence[tuple[Job[...], JobExecution]], connection: Any) -> bool:
-    """Put the INSERT off if a transaction is open, but on another database than that of the executions."""
+    """Put the INSERT off, and return True, if a transaction is open on another database than the executions'."""
     if len(connections.settings) == 1 or in_transaction(connection):
         return False
     for other in connections.all(initialized_only=True):
@@ -149,8 +149,8 @@ def _wait_for_other_commit(pairs: Sequence[tuple[Job[...], JobExecution]], conne
         if row.active_key is not None:
             what = f"key={row.key!r}" if row.key else 'overlap="skip"'
             raise DefinitionError(
-                f"{row.job_name}: {what} is refused inside a transaction on the database {other.alias!r}: the "
-                "executions are in another one, so the row is written after that commit, too late to say whether the "
+                f"{row.job_name}: {what} is refused inside a transaction on the database {other.alias!r}: executions "
+                "are in another database, so the row would be written after that commit, too late to say whether its "
                 f"key is taken. Push after the block, or open a transaction on {connection.alias!r} as well."
             )
     other.on_commit(partial(_store_late, pairs, connection.alias), robust=True)
@@ -161,6 +161,6 @@ def _store_late(pairs: Sequence[tuple[Job[...], JobExecution]], using: str) -> N
     try:
         store_all(pairs, now=clock.now(using), using=using)
     except Exception:
-        # The transaction it belongs to is committed: what is left is to say what was lost.
+        # The transaction it belongs to is committed: all that is left is to log what was lost.
         names = ", ".join(str(row) for _job, row in pairs)
-        logger.exception("Lost, since the other database had committed already: %s", names)
+        logger.exception("Lost, since the other database had already committed: %s", names)

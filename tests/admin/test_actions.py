@@ -46,7 +46,7 @@ def test_the_cancel_button_marks_a_running_execution(admin: Admin) -> None:
 
     response = admin.press(row, "cancel")
 
-    assert said(response) == "Cancel asked for: the handler has been told to stop."
+    assert said(response) == "Cancellation requested: the handler has been told to stop."
     assert status(row) == Status.RUNNING
     assert row.is_cancelling
 
@@ -162,7 +162,7 @@ def test_a_bulk_cancel_counts_what_it_did_and_why_it_skipped(admin: Admin) -> No
     text = said(admin.act("cancel_selected", *live, *done))
 
     assert text == (
-        "3 cancelled (running ones are told to stop), 3 skipped: 2 × it is ok already; 1 × it is error already."
+        "3 cancelled (running ones are told to stop), 3 skipped: 2 × it is already ok; 1 × it is already error."
     )
     assert [status(row) for row in live] == [Status.CANCELLED, Status.CANCELLED, Status.RUNNING]
     assert [len(entries(row)) for row in (*live, *done)] == [1, 1, 1, 0, 0, 0]
@@ -309,7 +309,7 @@ def test_a_message_that_begins_with_the_name_of_a_job_leaves_it_as_it_is(admin: 
     row = JobExecutionFactory(ok=True, job_name="acc.mark")
     admin.press(row, "cancel")
     shown = read(admin.detail(row)).words
-    assert f"acc.mark {row.pk} cannot be cancelled: it is ok already." in shown
+    assert f"acc.mark {row.pk} cannot be cancelled: it is already ok." in shown
     assert "Acc.mark" not in shown
 
 
@@ -335,7 +335,7 @@ def test_a_row_that_is_gone_gets_a_message(admin: Admin, failed: JobExecution) -
     response = admin.press(failed, "retry")
 
     assert (response.status_code, response.url) == (302, LIST)
-    assert said(response) == "This execution is not there any more."
+    assert said(response) == "This execution does not exist any more."
 
 
 def test_the_filters_of_the_list_survive_a_button(admin: Admin, failed: JobExecution) -> None:

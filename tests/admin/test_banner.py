@@ -16,8 +16,8 @@ pytestmark = pytest.mark.django_db
 
 NO_WORKER = "No worker has been seen for two minutes, so no job runs. Start one: manage.py runjobs"
 ONLY_DIRECT = (
-    "No worker has been seen for two minutes: web processes run what they push, but retries, delayed jobs and what "
-    "they leave over wait. Start one: manage.py runjobs"
+    "No worker has been seen for two minutes: web processes run what they push, but retries, delayed jobs, and "
+    "whatever they leave unfinished must wait. Start one: manage.py runjobs"
 )
 NO_SCHEDULER = "No scheduler has been seen for two minutes, so no cron job fires. Start one: manage.py runjobs"
 

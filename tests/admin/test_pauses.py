@@ -79,7 +79,7 @@ def test_selected_jobs_are_paused_together_with_counts_in_the_message(admin: Adm
 
     response = press(admin, "pause", "shop.count", "shop.mail", "shop.count")
 
-    assert said(response) == "1 paused: shop.count; 1 was paused before: shop.mail."
+    assert said(response) == "1 paused: shop.count; 1 was already paused: shop.mail."
     assert pauses.paused_jobs("default") == {"shop.count", "shop.mail"}
     assert [name for _, name, _ in history()] == ["shop.count"]
 
@@ -163,7 +163,7 @@ def test_a_queue_is_paused_and_resumed_by_its_button(admin: Admin) -> None:
     assert said(press_queue(admin, "pause", "mail")) == "1 paused: queue mail."
     assert QueueState.objects.get().paused_by_name == "mia"
     assert "Resume the queue mail" in buttons(admin)
-    assert "1 was paused before: queue mail." in read(press_queue(admin, "pause", "mail", follow=True)).words
+    assert "1 was already paused: queue mail." in read(press_queue(admin, "pause", "mail", follow=True)).words
     assert said(press_queue(admin, "resume", "mail")) == "1 resumed: queue mail."
     assert pauses.paused_queues("default") == frozenset()
     assert history() == [("queuestate", "mail", "Paused."), ("queuestate", "mail", "Resumed.")]

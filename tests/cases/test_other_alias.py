@@ -128,7 +128,7 @@ def test_whoever_runs_jobs_uses_the_executions_database_alone(strays: list[str],
     found = dict(JobExecution.objects.values_list("pk", "status"))
     assert [found[row.pk] for row in (lost, *rows)] == [Status.OK, Status.ERROR, Status.OK]
     assert JobExecution.objects.filter(job_name="acc.mark", status=Status.OK).count() == 1
-    assert Worker.objects.using("other").filter(stop_reason="nothing is left to do").count() == 1
+    assert Worker.objects.using("other").filter(stop_reason="nothing left to do").count() == 1
     row = jobs.mark_retry.push()
     answer = client.get("/jobs/run", headers={"Authorization": "Bearer Aex3ooPhieyoh8quai1e"})
     assert answer.json()["ended"] == {"ok": 1}

@@ -91,7 +91,7 @@ def test_what_a_handler_returns_logs_or_raises_ends_its_row_whatever_it_holds() 
         for what in ("nan", "inf", "decimal", "nul", "surrogate"):
             row = ended(JobExecution.objects.get(pk=tasks.give.enqueue(what).id))
             assert (row.status, row.result) == (Status.ERROR, None)
-            assert "returned what cannot be stored: result" in row.error
+            assert "its return value cannot be stored: result" in row.error
     assert_consistent()
 
 

@@ -31,7 +31,7 @@ __all__ = ["make_peer"]
 
 pytestmark = [pytest.mark.postgres, pytest.mark.pgbouncer, pytest.mark.slow, pytest.mark.subprocess]
 
-SAID = "No wake-ups come, work is found by polling"
+SAID = "No wake-ups arrive, work is found by polling"
 
 
 @pytest.fixture(params=[True, False], ids=["server-side cursors", "client-side cursors"])
@@ -89,7 +89,7 @@ def test_jobs_run_retry_cancel_tick_and_come_due_behind_a_pooler(
     for row in (done, due):
         became(row, Status.OK)
     wait_for(lambda: len(ledger.ends(tag="tick")) > 1, 10, "ticks fire")
-    wait_for(lambda: SAID in process.output, 5, "it said that no wake-ups come")
+    wait_for(lambda: SAID in process.output, 5, "it said that no wake-ups arrive")
     assert process.stop() == 0
     assert process.output.count(SAID) == 1
     assert_nothing_left_behind()
@@ -139,7 +139,7 @@ def test_wake_ups_come_again_when_the_pooler_gives_out_sessions(
         wait_for(lambda: len(caplog.records) == 2, 5, "it said so")
     assert [record.getMessage() for record in caplog.records] == [
         f"{SAID}: {listener.UNHEARD}",
-        "Wake-ups come again",
+        "Wake-ups arrive again",
     ]
     jobs.mark.push()
     assert peer.woken.wait(5)

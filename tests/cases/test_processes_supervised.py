@@ -195,7 +195,7 @@ def test_a_handler_that_does_not_stop_costs_its_own_child_only(runjobs: Start, l
     wait_for(lambda: len(workers() - before) == 1, 20, "another child is there")
     wait_for(lambda: not is_there(culprit), 10, "the stuck one is gone")
     assert before - {culprit} <= workers()
-    assert "is replaced, as it asked" in process.output
+    assert "is replaced, as it requested" in process.output
     canary(ledger, process)
     assert process.stop() == 0, process.output
 

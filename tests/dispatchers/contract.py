@@ -16,7 +16,7 @@ from tests.support import wait_for
 
 def when_ready(subscription: Subscription, forget: Callable[[], None] = lambda: None) -> None:
     """Wait until hints come, and forget the calls that stand for those that may have been missed before."""
-    wait_for(lambda: subscription.problem() is None, 5, f"wake-ups come, not {subscription.problem()}")
+    wait_for(lambda: subscription.problem() is None, 5, f"wake-ups arrive, not {subscription.problem()}")
     forget()
 
 
@@ -117,7 +117,7 @@ class DispatcherContract:
     def test_a_subscription_that_works_has_no_problem(self, dispatcher: Dispatcher) -> None:
         subscription = dispatcher.subscribe(None, lambda: None)
         try:
-            wait_for(lambda: subscription.problem() is None, 5, "wake-ups come")
+            wait_for(lambda: subscription.problem() is None, 5, "wake-ups arrive")
         finally:
             subscription.close()
 

@@ -83,7 +83,7 @@ def test_a_failing_dispatcher_is_logged_once_in_a_while_with_the_number_left_out
         ]
         monkeypatch.setattr(dispatchers, "LOG_INTERVAL", 0.0)
         announce_cancel([uuid7()])
-    assert "(2 more failures since the last line)" in caplog.records[-1].getMessage()
+    assert "(2 more failures since the last message)" in caplog.records[-1].getMessage()
 
 
 @pytest.mark.usefixtures("fresh_log")

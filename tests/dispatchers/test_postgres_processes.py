@@ -150,7 +150,7 @@ def test_a_listener_survives_the_end_of_its_server(server: PostgresServer, numbe
     try:
         assert caught_up.acquire(timeout=10)
         server.stop(number)
-        wait_for(lambda: str(listener.problem()).startswith("the connection that listens is lost"), 5, "it noticed")
+        wait_for(lambda: str(listener.problem()).startswith("the listening connection is lost"), 5, "it noticed")
         server.start()
         assert caught_up.acquire(timeout=15)
         wait_for(lambda: listener.problem() is None, 5, "it listens again")

@@ -216,7 +216,7 @@ def test_a_commit_that_nobody_can_settle_is_left_to_the_fence(
         patch.setattr(executor, "SETTLE_PATIENCE", 0.1)
         assert isinstance(execute(run), Failed)
     assert not run.recorded
-    assert "could not be found out" in caplog.text
+    assert "cannot tell whether the commit" in caplog.text
 
 
 def test_a_transaction_that_cannot_begin_is_a_failure_and_the_handler_is_not_called(

@@ -169,7 +169,7 @@ def test_a_connection_that_cannot_be_cleaned_is_dropped(
     monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", broken)
     assert run_in(slot, lambda: None) == Ok()
     monkeypatch.undo()
-    assert "could not be cleaned" in caplog.text
+    assert "could not be reset" in caplog.text
     assert slot(Thing.objects.count) == 0
 
 

@@ -435,5 +435,5 @@ class TestOnce:
             one.using(queue="crm").push_many([{}] * 12)
             with caplog.at_level("INFO"):
                 assert once(max_time=5, **options) == 0
-        assert "stopping: nothing is left to do" in caplog.text
+        assert "stopping: nothing left to do" in caplog.text
         assert JobExecution.objects.live().count() == 12

@@ -111,7 +111,7 @@ class TestStartup:
 
     def test_a_queue_that_no_job_declares_is_told_at_the_start(self) -> None:
         lines = welcome(Options.of(queues=["nonsense"]), "default")
-        assert any("no job here declares the queue nonsense; declared: default" in line for line in lines)
+        assert any("no job declares the queue nonsense; declared: default" in line for line in lines)
 
     @pytest.mark.postgres
     @pytest.mark.mysql
@@ -175,7 +175,7 @@ class TestStartup:
             def nightly() -> None: ...
 
             told = {roles: "\n".join(welcome(Options.of(roles=roles), "default")) for roles in ((), *WAYS)}
-        no_ticks, no_runs = "fires no tick of the 1 cron job: that takes a process with --scheduler", "runs no job"
+        no_ticks, no_runs = "fires no ticks of the 1 cron job: that takes a process with --scheduler", "runs no jobs"
         assert {roles: (no_ticks in text, no_runs in text) for roles, text in told.items()} == {
             (): (False, False),
             ("worker",): (True, False),
@@ -411,7 +411,7 @@ class TestOnce:
         assert len(ledger.starts()) == 25 + 3 + 1
         worker = Worker.objects.get()
         assert worker.stopped_at is not None
-        assert worker.stop_reason == "nothing is left to do"
+        assert worker.stop_reason == "nothing left to do"
 
     def test_it_works_outside_the_main_thread(self, ledger: Ledger) -> None:
         row = jobs.mark.push()
@@ -514,7 +514,7 @@ class TestRun:
     @pytest.mark.medium
     def test_the_time_ends_it(self) -> None:
         assert in_thread(Runner(Options.of(max_time=0.3)).run) == DONE
-        assert Worker.objects.get().stop_reason == "0.3 s are over"
+        assert Worker.objects.get().stop_reason == "--max-time of 0.3 s is over"
 
     @pytest.mark.medium
     def test_a_handler_that_does_not_stop_makes_the_process_begin_anew(self, monkeypatch: Any) -> None:

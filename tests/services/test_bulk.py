@@ -34,8 +34,8 @@ def test_everything_live_is_cancelled_and_the_rest_is_told_why(recorder: Recordi
         report = services.cancel_many(ALL(), by="ada")
     assert report.done == 7
     assert {(row.pk, why.partition(": ")[2]) for row, why in report.skipped} == {
-        (finished[0].pk, "it is ok already."),
-        (finished[1].pk, "it is error already."),
+        (finished[0].pk, "it is already ok."),
+        (finished[1].pk, "it is already error."),
     }
     assert set(ALL().filter(status=Status.CANCELLED, cancelled_by="ada")) == set(waiting)
     assert all(row.is_cancelling for row in ALL().filter(pk__in=[row.pk for row in running]))

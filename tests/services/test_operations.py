@@ -126,7 +126,7 @@ class TestCancel:
     def test_a_finished_row_is_refused_by_its_status(self, state: str) -> None:
         row = JobExecutionFactory(**{state: True})
         with pytest.raises(
-            WrongStatus, match=f"acc.mark {row.pk} cannot be cancelled: it is {row.status} already"
+            WrongStatus, match=f"acc.mark {row.pk} cannot be cancelled: it is already {row.status}"
         ) as no:
             row.cancel()
         assert no.value.execution is row
@@ -135,7 +135,7 @@ class TestCancel:
     def test_a_row_that_is_gone_is_refused(self) -> None:
         row = JobExecutionFactory(ok=True)
         JobExecution.objects.all().delete()
-        with pytest.raises(WrongStatus, match="not there any more"):
+        with pytest.raises(WrongStatus, match="does not exist any more"):
             services.cancel(JobExecution(id=row.pk, job_name="acc.mark"))
         with pytest.raises(WrongStatus, match=f"no execution {row.pk}"):
             services.cancel(row.pk)

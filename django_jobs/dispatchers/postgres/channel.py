@@ -1,4 +1,4 @@
-"""The channel between processes: its name, what is said on it, who can hear it; for sender and listener."""
+"""The channel between processes: its name, its messages, and who can listen; for sender and listener."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 PREFIX = "django_jobs_"
-# PostgreSQL takes 7999 bytes. More queues than fit in this are called "any".
+# In bytes; PostgreSQL takes 7999. A message with more queues than fit says "any" instead.
 MAX_LENGTH = 7000
-# From this version of psycopg on one can ask for what has arrived without waiting.
+# The first version of psycopg that can return what has arrived without waiting.
 DRIVER = (3, 2)
 APPLICATION_NAME = "django_jobs listener"
-# What the listener only waits on may be dead for hours before the system finds out by itself.
+# Keepalives: the listener only reads, and might not notice for hours that its connection is dead.
 PATIENCE = {
     "connect_timeout": 10,
     "keepalives": 1,
@@ -33,7 +33,7 @@ PATIENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one NOTIFY says: look for rows in these queues (None: any), for cancel marks, or nothing but a probe."""
+    """One NOTIFY: look for rows in these queues (None: any), look for cancel marks, or a mere probe."""
 
     sender: str = ""
     queues: frozenset[str] | None = frozenset()
@@ -81,7 +81,7 @@ def send(connection: BaseDatabaseWrapper, message: Message) -> None:
 
 
 def name(connection: BaseDatabaseWrapper) -> str:
-    """Return the name of the channel, safe inside of quotes."""
+    """Return the name of the channel, which is safe inside quotes."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT %s::regclass::oid", [_table(connection)])
         return f"{PREFIX}{int(cursor.fetchone()[0])}"
@@ -92,7 +92,7 @@ def _table(connection: BaseDatabaseWrapper) -> str:
 
 
 def open_listener(alias: str) -> BaseDatabaseWrapper:
-    """Connect as Django does for the alias, but apart from its connections and pools; the caller closes it."""
+    """Connect as Django does for the alias, but outside its connections and pools; the caller closes it."""
     pattern = connections[alias]
     options = {**PATIENCE, **pattern.settings_dict["OPTIONS"], "application_name": APPLICATION_NAME}
     options.pop("pool", None)
@@ -103,7 +103,7 @@ def open_listener(alias: str) -> BaseDatabaseWrapper:
 
 @cache
 def missing_driver() -> str | None:
-    """Return in one line why this process can listen on no server at all; None when it can."""
+    """Return in one line why this process cannot listen on any server; None when it can."""
     from django.db.backends.postgresql.base import psycopg_version
 
     found = psycopg_version()

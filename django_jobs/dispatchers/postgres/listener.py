@@ -1,4 +1,4 @@
-"""Hear the channel in a thread of its own and on a connection of its own, whatever becomes of that connection."""
+"""Listen on the channel, in a thread and on a connection of its own, which is opened again whenever it is lost."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobs")
 
-# Every so many seconds the listener notifies itself, the way those do who push; that arrives soon, or none of theirs
-# would.
+# Seconds between probes, which the listener sends itself the way a push sends its NOTIFY: if a probe does not arrive
+# soon, neither would theirs.
 PROBE_INTERVAL = 60.0
 PROBE_PATIENCE = 5.0
-# Pauses before the next connection: they grow to MAX_PAUSE while it fails, and are UNHEARD_PAUSE where it succeeds and
-# nothing is heard on it.
+# Pauses before the next connection: they grow to MAX_PAUSE while connecting fails, and are UNHEARD_PAUSE when it
+# succeeds but nothing arrives.
 FIRST_PAUSE = 0.1
 MAX_PAUSE = 5.0
 UNHEARD_PAUSE = 60.0
-# How often to ask which sessions of the server there are behind two connections.
+# How many times to ask which server sessions are behind two connections.
 ROUNDS = 5
 
-NOT_YET = "the connection that listens is not open yet"
-LOST = "the connection that listens is lost"
+NOT_YET = "the listening connection is not open yet"
+LOST = "the listening connection is lost"
 UNHEARD = "NOTIFY does not arrive here through a pooler like PgBouncer in transaction mode"
 
 
 class _UnheardError(Exception):
-    """What is pushed does not arrive on this connection."""
+    """A NOTIFY does not arrive on this connection."""
 
 
 class Listener:
-    """Calls `hear` with each message of others, and `catch_up` whenever some may have been missed."""
+    """Calls `hear` with each message of other processes, and `catch_up` whenever some may have been missed."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Listener:
         hear: Callable[[Message], None],
         catch_up: Callable[[], None],
     ) -> None:
-        """Take the alias that others push `using` and the one to listen `via`, mostly the same."""
+        """Take the alias that others push `using` and the one to listen `via`, which are usually the same."""
         self._name, self._using, self._via = name, using, via
         self._hear, self._catch_up = hear, catch_up
         self._problem: str | None = NOT_YET
         self._told: set[str] = set()
         self._pause = FIRST_PAUSE
-        # How many probes were sent, the last one that was heard, and when it was sent.
+        # The number of probes sent, the number of the last one heard, and when the last one was sent.
         self._probes = self._heard = 0
         self._probed_at = 0.0
         self._stopped = threading.Event()
@@ -76,7 +76,7 @@ class Listener:
         return self._problem
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Hear no more; the connection is closed when this returns, unless the server does not answer in time."""
+        """Stop listening; the connection is closed when this returns, unless the server does not answer in time."""
         self._stopped.set()
         with contextlib.suppress(OSError):
             self._bell.send(b"\0")
@@ -92,7 +92,7 @@ class Listener:
                 except _UnheardError:
                     self._fails(UNHEARD, UNHEARD)
                     self._pause = UNHEARD_PAUSE
-                except Exception as error:  # noqa: BLE001 - whatever the driver raises, it is tried again
+                except Exception as error:  # noqa: BLE001 - whatever the driver raises, we try again
                     self._fails(LOST, f"{LOST}: {one_line(error)}")
                 finally:
                     connections[self._using].close()
@@ -100,12 +100,12 @@ class Listener:
                 self._pause = min(self._pause * 2, MAX_PAUSE)
 
     def _listen(self, connection: BaseDatabaseWrapper) -> None:
-        """Hear what comes until stop(); raises when the connection is lost, or of no use."""
+        """Pass on messages until stop(); raises when the connection is lost or useless."""
         if _are_shared(connection, connections[self._using]):
             raise _UnheardError
         with connection.cursor() as cursor:
             cursor.execute("SET idle_session_timeout TO 0")
-            # Nothing is executed on this connection from here on: what arrived meanwhile would not be seen.
+            # From here on nothing else is executed on this connection: messages that arrived meanwhile would be lost.
             cursor.execute(f'LISTEN "{channel.name(connection)}"')
         self._probed_at, self._heard = float("-inf"), self._probes
         if self._problem != UNHEARD:
@@ -121,7 +121,7 @@ class Listener:
                     self._receive(Message.decode(notify.payload))
 
     def _probe(self) -> float:
-        """Send a probe when it is time for one, miss the last one when it is late; return when to call again."""
+        """Send a probe when it is time, raise when the last one did not arrive; return when to call again."""
         age = time.monotonic() - self._probed_at
         if self._heard != self._probes:
             if age > PROBE_PATIENCE:
@@ -130,7 +130,7 @@ class Listener:
         if age < PROBE_INTERVAL:
             return PROBE_INTERVAL - age
         self._probes, self._probed_at = self._probes + 1, time.monotonic()
-        # On the connection of this thread that Django makes, as those who push have one.
+        # On this thread's ordinary Django connection, as for a push.
         with contextlib.closing(connections[self._using]) as connection:
             channel.send(connection, Message(sender=self._name, probe=self._probes))
         return PROBE_PATIENCE
@@ -144,23 +144,23 @@ class Listener:
 
     def _works(self) -> None:
         if self._told:
-            logger.warning("Wake-ups come again")
+            logger.warning("Wake-ups arrive again")
         self._told.clear()
         self._problem, self._pause = None, FIRST_PAUSE
 
     def _fails(self, problem: str, explanation: str) -> None:
-        # Drivers name hosts, ports and users: that is for the log, and not for whoever may ask the health port.
+        # Drivers name hosts, ports and users: that is for the log, not for whoever can reach the health port.
         self._problem = problem
         if problem not in self._told:
             self._told.add(problem)
-            logger.warning("No wake-ups come, work is found by polling: %s", explanation)
+            logger.warning("No wake-ups arrive, work is found by polling: %s", explanation)
 
 
 def _are_shared(connection: BaseDatabaseWrapper, other: BaseDatabaseWrapper) -> bool:
-    """Whether a pooler has the sessions of the server serve one connection now and another one then.
+    """Whether a pooler shares the server's sessions between connections.
 
-    LISTEN must not even be tried there: it would stay with a session of the pool, and each NOTIFY would be a line in
-    the log of PgBouncer. An idle pool gives both connections the session that was used last, a busy one gives others.
+    LISTEN must not even be tried there: it would stay with a session of the pool, and each NOTIFY would put a line into
+    the log of PgBouncer. An idle pool gives both connections the session that was used last, a busy one others.
     """
     ours, theirs = set(), set()
     for _ in range(ROUNDS):

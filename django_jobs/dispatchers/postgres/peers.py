@@ -1,4 +1,4 @@
-"""The other processes on the same PostgreSQL: told of hints and listened to; made by the database dispatcher."""
+"""Sends hints to the other processes on the same PostgreSQL and listens to theirs; for the database dispatcher."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EVERYTHING = Message(queues=None, cancel=True)
 
 
 class Peers:
-    """Carries messages between this process and others; where the database is no PostgreSQL it does nothing.
+    """Carries messages between this process and others; does nothing unless the database is PostgreSQL.
 
-    Safe from any thread; not made for use after a fork.
+    Safe from any thread; not to be used after a fork.
     """
 
     def __init__(self, via: str | Literal[False] | None, hear: Callable[[Message], None]) -> None:
-        """Take the alias to listen `via` (None: that of the jobs; False: not at all), and who is to `hear` messages."""
+        """Take the alias to listen `via` (None: that of the jobs; False: not at all), and the callback `hear`."""
         self._via, self._hear = via, hear
         self._name = uuid4().hex
         self._lock = threading.Lock()
@@ -35,13 +35,13 @@ class Peers:
         self._listener: Listener | None = None
 
     def tell(self, *, queue: str | None = None, cancel: bool = False) -> None:
-        """Have them look for rows in the queue, or for cancel marks."""
+        """Tell the others to look for rows in the queue, or for cancel marks."""
         using = jobs_alias()
         if self._are_reached_by(using):
             self._sender.send(using, queue=queue, cancel=cancel)
 
     def listen(self) -> None:
-        """Hear what they tell from now on; safe to repeat."""
+        """Start to listen; safe to repeat."""
         using = jobs_alias()
         if not self._are_reached_by(using):
             return
@@ -56,14 +56,14 @@ class Peers:
                 )
 
     def stop_listening(self) -> None:
-        """Close the connection that listens; safe to repeat."""
+        """Close the listening connection; safe to repeat."""
         with self._lock:
             listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
 
     def close(self) -> None:
-        """Let go of threads and connections."""
+        """End threads and close connections."""
         self.stop_listening()
         self._sender.close()
 
@@ -78,7 +78,7 @@ class Peers:
         return self._are_reached[using]
 
     def problem(self) -> str | None:
-        """Return in one line why nothing is heard of them; None where it is, or is not to be."""
+        """Return in one line why no messages arrive; None while they do, or are not wanted."""
         listener = self._listener
         return self._obstacle(jobs_alias()) if listener is None else listener.problem()
 
@@ -86,9 +86,9 @@ class Peers:
         return self._via is not False and connections[using].vendor == "postgresql"
 
     def _obstacle(self, using: str) -> str | None:
-        """Return why PostgreSQL carries nothing although it is wanted to."""
+        """Return why PostgreSQL carries no messages although they are wanted."""
         if not self._is_wanted(using):
             return None
         if not connections[using].settings_dict["AUTOCOMMIT"]:
-            return "with AUTOCOMMIT off nobody can tell when something was committed"
+            return "with AUTOCOMMIT off, there is no telling when a push is committed"
         return channel.missing_driver()

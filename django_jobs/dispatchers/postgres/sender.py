@@ -17,20 +17,20 @@ from django_jobs.text import one_line
 
 logger = logging.getLogger("django_jobs")
 
-# A transaction that notifies takes, at its commit, a lock that all of them share. While one NOTIFY follows another the
-# gap doubles up to the last of the looks that workers take after a wake-up: so long they find what comes by themselves.
+# Seconds. A transaction with a NOTIFY takes a lock at its commit that all such transactions share. While they follow
+# one another, the gap doubles, up to the last look that workers take after a wake-up: until then they find new rows.
 GAP, MAX_GAP = 0.010, 0.040
-# How long the thread that sends what came in a gap keeps its connection. No longer: it would be in the way of a test
-# run that drops its database.
+# Seconds for which the trailing thread keeps its connection. If it were longer, it would be in the way of a test run
+# that drops its database.
 LINGER = 0.1
-# For what is unsent when the process ends.
+# Seconds for unsent messages when the process ends.
 GOODBYE = 0.2
 
 
 class Sender:
-    """Tells other processes of hints; what comes within the gap after a NOTIFY goes out together when that is over.
+    """Tells other processes of hints; those that come within the gap after a NOTIFY go out together when it is over.
 
-    The leading NOTIFY is one statement more on the connection of the thread that pushed. The trailing one is sent by a
+    The leading NOTIFY is one more statement on the connection of the pushing thread. The trailing one is sent by a
     thread that lives as long as it has something to do.
     """
 
@@ -49,8 +49,8 @@ class Sender:
     def send(self, using: str, *, queue: str | None = None, cancel: bool = False) -> None:
         """Have workers elsewhere look for rows in the queue, or for cancel marks.
 
-        Does nothing inside a transaction, as that of a test is: others do not see what was written there. A thread
-        without a connection opens none.
+        Does nothing inside a transaction, such as a test's, since others do not see what was written there. Does not
+        open a connection in a thread that has none.
         """
         connection = connections[using]
         is_open = connection.connection is not None
@@ -66,14 +66,14 @@ class Sender:
             try:
                 channel.send(connection, message)
             except Error:
-                # The connection of this thread alone may be broken, and the message speaks for others as well.
+                # Perhaps only this thread's connection is broken, and the message speaks for others as well.
                 with self._lock:
                     self._add(message.queues or set(), message.cancel)
                     if not self._leave_to_thread(using):
                         raise
 
     def flush(self) -> None:
-        """Wait for what the thread has still to send, for GOODBYE seconds at most; called when the process ends."""
+        """Wait at most GOODBYE seconds until everything is sent; called when the process ends."""
         deadline = time.monotonic() + GOODBYE
         while self._is_busy and self._has_thread and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -95,7 +95,7 @@ class Sender:
         return message
 
     def _leave_to_thread(self, using: str) -> bool:
-        """Have the thread send what is there; False when the system has no thread for it."""
+        """Have the thread send what is waiting; False when no thread can be started."""
         if not self._has_thread:
             try:
                 start_thread(lambda: self._serve(using), name="notify")
@@ -110,7 +110,7 @@ class Sender:
         while self._waiting.wait(LINGER) or self._goes_on():
             time.sleep(max(self._sent_at + self._gap - time.monotonic(), 0.0))
             with self._lock:
-                # Who pushed when the gap was just over has sent it along.
+                # A push that came just when the gap was over may have sent it along.
                 message = self._take() if self._waiting.is_set() else None
             if message is not None:
                 self._send_or_tell(using, message)
@@ -125,7 +125,7 @@ class Sender:
     def _send_or_tell(self, using: str, message: Message) -> None:
         try:
             channel.send(connections[using], message)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rows stand and the thread goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rows are stored and the thread goes on
             if not self._is_failing:
                 logger.warning("NOTIFY failed; workers find rows by polling: %s", one_line(error))
             self._is_failing = True

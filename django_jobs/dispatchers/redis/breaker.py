@@ -11,23 +11,23 @@ from django_jobs.dispatchers.base import Unavailable
 
 T = TypeVar("T")
 
-# After a failure nobody asks for SHORTEST seconds, or for PATIENCE times as long as the failure took: whatever the
-# server does, waiting for it takes at most one part in PATIENCE of one thread's time.
+# After a failure nobody tries for SHORTEST seconds, or for PATIENCE times as long as the failure took, so that waiting
+# for the server never takes more than one part in PATIENCE of one thread's time.
 SHORTEST = 0.5
 PATIENCE = 20
 
 
 class Breaker:
-    """Open, and calling nothing, for a while after a failure; then one caller tries. Safe from any thread."""
+    """Open for a while after a failure, when it calls nothing; then one caller tries. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reason = ""
-        # None while it is closed and all is well; else until when nobody is to ask, by the monotonic clock.
+        # None while it is closed; else the monotonic time until which nobody may try.
         self._open_until: float | None = None
 
     def call(self, do: Callable[[], T]) -> T:
-        """Return what `do` returns; raise Unavailable when it does, and at once while a failure is recent."""
+        """Return the result of `do`, which may raise Unavailable; raise that at once while a failure is recent."""
         began = time.monotonic()
         self._admit(began)
         try:
@@ -39,13 +39,13 @@ class Breaker:
         return result
 
     def trip(self, reason: str, seconds: float = SHORTEST) -> None:
-        """Call nothing for so many seconds, also if something was to be tried sooner."""
+        """Stay open for this long, even if a try was due sooner."""
         with self._lock:
             self._reason = reason
             self._open_until = max(self._open_until or 0.0, time.monotonic() + seconds)
 
     def reset(self) -> None:
-        """Call again from now on: the server works."""
+        """Close again: the server works."""
         with self._lock:
             self._open_until = None
 
@@ -54,6 +54,6 @@ class Breaker:
             if self._open_until is None:
                 return
             if now < self._open_until:
-                raise Unavailable(f"{self._reason} (not asked again so soon)")
-            # This caller tries, and the others wait for what comes of it.
+                raise Unavailable(f"{self._reason} (not tried again yet)")
+            # This caller tries; the others wait for the outcome.
             self._open_until = now + SHORTEST * PATIENCE

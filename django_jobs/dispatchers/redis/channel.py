@@ -1,4 +1,4 @@
-"""Hear the channel on which all workers are told at once to look for cancel marks."""
+"""Listen on the channel that tells all workers at once to look for cancel marks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_jobs.dispatchers.redis.session import WAIT, Session
 
 
 class Channel(Session):
-    """Calls `look` for each message, and asks the server now and then whether it is still there."""
+    """Calls `look` for each message, and pings the server now and then."""
 
     name = "channel"
 
@@ -27,13 +27,13 @@ class Channel(Session):
 
     def _open(self) -> None:
         self._is_asked = False
-        # One that is loading lets us subscribe, and answers nothing else.
+        # A server that is still loading accepts SUBSCRIBE, but refuses this.
         self._client.ping()
         self._messages = self._client.pubsub()
         self._messages.subscribe(self._keys.channel)
-        # Its answer says that the subscription holds.
+        # The confirmation of the subscription.
         if self._messages.get_message(timeout=WAIT) is None:
-            raise NoAnswer("the server does not answer to SUBSCRIBE")
+            raise NoAnswer("the server does not answer SUBSCRIBE")
         call(self._look)
 
     def _listen(self) -> float:

@@ -18,15 +18,15 @@ from django_jobs.dispatchers.redis.subscription import RedisSubscription
 from django_jobs.dispatchers.redis.upkeep import Upkeep
 from django_jobs.served import Served
 
-# A push waits so many seconds for a connection, and for each answer; twice when the connection it had was dead.
+# Seconds that a push waits for a connection, and for each answer; twice when its connection turns out to be dead.
 CONNECT_TIMEOUT = 0.3
 ANSWER_TIMEOUT = 0.4
 
 
 class RedisDispatcher(Dispatcher):
-    """Puts the ids of pending rows into a sorted set for each queue, from which idle workers take them.
+    """Puts the ids of pending rows into a sorted set per queue, from which idle workers take them.
 
-    An id that is taken only makes its worker look at the table; one that is lost is found there by polling.
+    An id only makes the worker that takes it look at the table; a row whose id is lost is found there by polling.
     """
 
     kind = "queue"
@@ -44,7 +44,7 @@ class RedisDispatcher(Dispatcher):
         self._process = _Process(self._server)
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
-        """Put the ids where a worker of the queue takes them; those that are there already stay as they are, once."""
+        """Put the ids where a worker of the queue takes them; ids that are already there keep their place."""
         if not ids:
             return
         key, at = self._keys.queue(queue), score(priority)
@@ -114,24 +114,24 @@ class RedisDispatcher(Dispatcher):
             with self._server.faults():
                 send(process)
 
-        # A handler that pushes may be interrupted at any moment, but not between a question and its answer.
+        # A handler that pushes may be interrupted at any moment, but not between a command and its answer.
         with shielded():
             try:
                 process.breaker.call(guarded)
             except Unavailable:
-                # They may lead to a server that has become a replica.
+                # The connections may lead to a server that has become a replica.
                 process.client.connection_pool.disconnect(inuse_connections=False)
                 raise
 
     def _here(self) -> _Process:
         if self._process.pid != os.getpid():
-            # After a fork: threads and connections are the parent's, and a lock may have been held.
+            # After a fork: threads and connections belong to the parent, and a lock may have been held.
             self._process = _Process(self._server)
         return self._process
 
 
 class _Process:
-    """What belongs to one process."""
+    """The connections of one process."""
 
     def __init__(self, server: Server) -> None:
         self.pid = os.getpid()

@@ -1,4 +1,4 @@
-"""Take ids from the queues of one worker as long as it wants rows, and wake it for them."""
+"""Take ids from the queues of one worker while it wants rows, and wake it for them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.session import WAIT, Session
 from django_jobs.served import Served
 
-# For the worker that was woken to claim, so that what it still wants is known before more is taken.
+# Seconds for a woken worker to claim, so that what it still wants is known before more is taken.
 PAUSE = 0.002
-# After so many pops that made no difference, with pauses that grow meanwhile, more is taken than is wanted.
+# After this many pops that made no difference, with growing pauses, more is taken than is wanted.
 PATIENCE = 2
-# A worker that is full is asked after 1, 2, 4 ms … whether it is still: short handlers delay no hint by much, long ones
-# cost no work.
+# A full worker is asked again after 1, 2, 4 ms …: with short handlers hints are hardly delayed, and with long ones
+# asking costs nothing.
 FIRST_NAP, LONGEST_NAP = 0.001, 0.05
 
 
 class Hints(Session):
-    """Pops ids, never more than the worker wants: one hint reaches one worker, and the others may be idle."""
+    """Pops ids, never more than the worker wants: a hint reaches one worker, and others may be idle."""
 
     name = "hints"
 
@@ -45,14 +45,14 @@ class Hints(Session):
         self._found: list[str] = []
         self._found_at = 0.0
         self._nap = FIRST_NAP
-        # What was wanted before the last pop, if that brought as much as it could; and how many of these came one after
-        # the other without making a difference.
+        # How much was wanted before the last pop, if that brought as much as it could; and how many such pops in a row
+        # made no difference.
         self._was_wanted: int | None = None
         self._fruitless = 0
 
     def _open(self) -> None:
         self._find_queues()
-        # A server that does not know the command says so, and a replica, from which nothing may be taken.
+        # Fails on a server that does not know the command, and on a replica, which allows no pop.
         self._pop([self._keys.nothing], seconds=0.001, count=1)
         call(self._wake)
 
@@ -71,15 +71,15 @@ class Hints(Session):
 
     def _take(self, wanted: int) -> float:
         self._fruitless = self._fruitless + 1 if self._was_wanted is not None and wanted >= self._was_wanted else 0
-        # One full pop after the other, and the worker, though it looked, wants no less: what lies here was claimed by
-        # those who poll. Twice as much each time, the rest is soon gone, and costs few looks.
+        # One full pop after another, and the worker, though it looked, wants no less: polling workers have claimed
+        # these rows already. Popping twice as much each time clears the rest with few looks.
         generosity = 1 << min(max(self._fruitless - PATIENCE, 0), 10)
         count = min(wanted * generosity, MOST)
         key, popped = self._pop(self._found, seconds=WAIT, count=count)
         self._was_wanted = wanted if len(popped) == count else None
         if not popped:
             return 0.0
-        # It may have filled up, or be about to end, while this waited.
+        # The worker may have filled up, or be about to end, while this waited.
         surplus = popped[max(self._wanted(), 0) * generosity :]
         if surplus:
             self._client.zadd(key, {member: float(score) for member, score in surplus})

@@ -1,4 +1,4 @@
-"""What the redis dispatcher keeps on the server: names, scores and limits."""
+"""The redis dispatcher's data on the server: names, scores and limits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = logging.getLogger("django_jobs")
 
 T = TypeVar("T")
 
-# A day without a hint, and nothing is left of a queue.
+# Seconds without a hint after which a queue's set expires: a day.
 LIFETIME = 86400
-# More ids than this are not kept: each of them only says that a worker is to look, and there are fewer idle ones.
+# The most ids in a set: each only tells one worker to look, and there are fewer idle workers than this.
 MOST = 1000
-# What is said on the channel.
+# The message on the channel.
 LOOK = b"look"
 
-# One step of priority weighs more than all milliseconds until the year 2109; with priorities of -100 to 100 every score
-# is a whole number that a double holds.
+# One step of priority outweighs all milliseconds until the year 2109, and with priorities of -100 to 100 every score
+# is an integer that a double holds exactly.
 _STEP = 2**42
 
 
@@ -33,13 +33,13 @@ class Keys:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        # A set of the queues that were ever hinted, for workers that serve any.
+        # The set of queues with hints, for workers that serve any queue.
         self.queues = server.key("queues")
-        # Told to look for cancel marks.
+        # The channel of messages to look for cancel marks.
         self.channel = server.key("look")
-        # Where there never is anything.
+        # A key that never holds anything.
         self.nothing = server.key("nothing")
-        # Keys of which it was logged that somebody else wrote to them.
+        # Keys for which it was logged that something else wrote to them.
         self._told: set[str] = set()
 
     def queue(self, name: str) -> str:
@@ -47,9 +47,9 @@ class Keys:
         return self._server.key(f"queue:{name}")
 
     def ask(self, client: redis.Redis, names: Iterable[str], do: Callable[[], T]) -> T:
-        """Return what `do` returns; if it stumbles over what somebody else wrote to these keys, that is deleted first.
+        """Return the result of `do`; if these keys hold another type of value, delete that first and try again.
 
-        The keys are ours, and left alone that would keep all hints from coming, for ever.
+        The keys are ours, and a foreign value would keep all hints from arriving, for ever.
         """
         try:
             return do()
@@ -71,13 +71,13 @@ class Keys:
             if name not in self._told:
                 self._told.add(name)
                 logger.warning(
-                    "The key %s of django_jobs on Redis was a %s that somebody else wrote, and was deleted. Give who "
-                    "writes there another KEY_PREFIX or database.",
+                    "The key %s of django_jobs on Redis held a %s that something else wrote; it was deleted. Give the "
+                    "other writer another KEY_PREFIX or database.",
                     name,
                     kind.decode(),
                 )
 
 
 def score(priority: int) -> int:
-    """Return where an id of this priority goes that is hinted now: the lowest comes out first."""
+    """Return the score of an id of this priority that is hinted now: the lowest comes out first."""
     return -priority * _STEP + time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""The server behind a cache alias of django-redis: clients of our own, names of keys, and errors fit to be read."""
+"""The server behind a cache alias of django-redis: clients of our own, names of keys, and readable errors."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from redis.sentinel import MasterNotFoundError
 from django_jobs.dispatchers.base import Unavailable
 from django_jobs.text import one_line
 
-# What the alias says of these is for its own use: a cache may wait for long, and has its own number of connections.
+# Options that the alias sets for its own use: a cache may wait for long, and limits its connections.
 OUR_OWN = ("socket_timeout", "socket_connect_timeout", "retry", "retry_on_error", "retry_on_timeout", "max_connections")
 NO_LIMIT = 2**31
-# Also of the one that a sentinel named.
+# Matches the server's address in messages, including one that a sentinel named.
 ADDRESS = re.compile(r"\b(connecting to|reading from|writing to) \S+:\d+")
 
 
 class Server:
     """One server, as the alias describes it: address, login, TLS, sentinels, database number and prefix of keys.
 
-    Raises ImproperlyConfigured when there is no such alias, or none that leads to one server. Opens nothing.
+    Raises ImproperlyConfigured when there is no such alias, or it does not lead to exactly one server. Opens nothing.
     """
 
     def __init__(self, alias: str) -> None:
@@ -41,23 +41,23 @@ class Server:
         self._cache = _cache(alias)
         config = caches.settings[alias]
         location = config["LOCATION"]
-        # The first one takes the writes, the others are replicas.
+        # The first takes the writes, the others are replicas.
         self._url: str = (location.split(",") if isinstance(location, str) else list(location))[0]
         self._options: dict[str, Any] = dict(config.get("OPTIONS") or {})
         try:
             self._kwargs = self._pool(connect=1, answer=1).connection_kwargs
         except ValueError:
-            # What it says may quote a part of the password.
+            # The error may quote a part of the password.
             raise ImproperlyConfigured(
                 f"DJANGO_JOBS: the LOCATION of the cache {alias!r}, which the redis dispatcher uses, is not the "
-                "address of a Redis server; write redis://host:6379/0, rediss://… for TLS, or unix://…, and what is "
-                "special in a password as %XX."
+                "address of a Redis server; write redis://host:6379/0, rediss://… for TLS, or unix://…, with "
+                "special characters of a password as %XX."
             ) from None
 
     def client(self, *, connect: float, answer: float, retries: int = 0) -> redis.Redis:
-        """Return a client with a pool of its own, which waits so many seconds to connect and for each answer.
+        """Return a client with a pool of its own; `connect` and `answer` are the seconds it waits for either.
 
-        With `retries` a connection that turns out to be closed is replaced that often; a late answer is not waited for
+        A connection that turns out to be closed is replaced up to `retries` times; a late answer is not waited for
         again.
         """
         pool = self._pool(connect=connect, answer=answer)
@@ -67,7 +67,7 @@ class Server:
     def key(self, name: str) -> str:
         """Return the name of a key or channel of ours: with prefix and version, as the cache makes its keys.
 
-        All have one hash tag: a command may name several keys only if they are in one slot of a cluster.
+        All share one hash tag: a command may name several keys only if they are in the same slot of a cluster.
         """
         return str(self._cache.make_key(f"{{django_jobs}}:{name}"))
 
@@ -83,21 +83,21 @@ class Server:
 
     @contextlib.contextmanager
     def faults(self) -> Iterator[None]:
-        """Turn what the client raises into an Unavailable of one line, which holds neither password nor address."""
+        """Turn what the client raises into an Unavailable of one line, without password or address."""
         try:
             yield
         except (RedisError, OSError) as error:
-            # Without it: a report would show the variables of the client along the way, its password too.
+            # from None: an error report would show local variables of the client, and its password among them.
             raise Unavailable(f"the server of the cache {self._alias!r}: {self._explain(error)}") from None
 
     def _explain(self, error: Exception) -> str:
         text = one_line(error)
         if isinstance(error, ResponseError) and "unknown command" in text.lower():
-            return "it is too old, it does not know BZMPOP; use Redis 7, Valkey, or newer"
+            return "it is too old and does not know BZMPOP; use Redis 7, Valkey, or newer"
         if isinstance(error, ResponseError) and "WRONGTYPE" in text:
-            return "somebody else wrote to a key of django_jobs there; let this user run TYPE and DEL, or delete it"
+            return "something else wrote to a key of django_jobs; let this user run TYPE and DEL, or delete the key"
         if isinstance(error, MasterNotFoundError):
-            # Which sentinels were asked, and what came of it, is a text of its own.
+            # The rest of the message lists the sentinels that were asked, and their answers.
             text = text.partition(" : ")[0]
         text = ADDRESS.sub(r"\1 it", text.replace(self._place, "it"))
         for secret in self._secrets():
@@ -113,10 +113,10 @@ class Server:
     def _pool(self, *, connect: float, answer: float) -> redis.ConnectionPool:
         timeouts = {"socket_timeout": answer, "socket_connect_timeout": connect}
         given = self._options.get("CONNECTION_POOL_KWARGS") or {}
-        # RESP2: RESP3 would cost a question more for each connection, and brings nothing here.
+        # RESP2, since RESP3 costs one more command per connection and brings nothing here.
         kwargs = {"protocol": 2, **{name: value for name, value in given.items() if name not in OUR_OWN}, **timeouts}
         options = {**self._options, "CONNECTION_POOL_KWARGS": kwargs}
-        # One of the alias's own choice may wait for a free connection; ours just opens one more.
+        # A pool class of the alias may wait for a free connection; the default opens one more.
         options.pop("CONNECTION_POOL_CLASS", None)
         for name in ("SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"):
             options.pop(name, None)
@@ -125,7 +125,7 @@ class Server:
             options["SENTINEL_KWARGS"] = {**given, **timeouts, "retry": Retry(NoBackoff(), 0)}
         factory: Any = get_connection_factory(options=options)
         pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(self._url))
-        # The URL's query has the last word there, and here not.
+        # In redis-py the URL's query takes precedence over these; not here.
         for name in (*OUR_OWN, "timeout"):
             pool.connection_kwargs.pop(name, None)
         pool.connection_kwargs |= {**timeouts, "health_check_interval": 0, "decode_responses": False}
@@ -138,17 +138,17 @@ def _cache(alias: str) -> RedisCache:
         cache = caches[alias]
     except InvalidCacheBackendError as error:
         raise ImproperlyConfigured(
-            f"DJANGO_JOBS: the redis dispatcher is to use the cache {alias!r}, which cannot be used ({error}); "
+            f"DJANGO_JOBS: the redis dispatcher is set to use the cache {alias!r}, which cannot be used ({error}); "
             "expected an entry of CACHES with the backend django_redis.cache.RedisCache."
         ) from error
     if not isinstance(cache, RedisCache):
         raise ImproperlyConfigured(
-            f"DJANGO_JOBS: the redis dispatcher is to use the cache {alias!r}, whose backend is "
+            f"DJANGO_JOBS: the redis dispatcher is set to use the cache {alias!r}, whose backend is "
             f"{type(cache).__module__}.{type(cache).__qualname__}; expected django_redis.cache.RedisCache."
         )
     if isinstance(cache.client, ShardClient):
         raise ImproperlyConfigured(
-            f"DJANGO_JOBS: the redis dispatcher is to use the cache {alias!r}, whose ShardClient spreads keys over "
+            f"DJANGO_JOBS: the redis dispatcher is set to use the cache {alias!r}, whose ShardClient spreads keys over "
             "several servers; expected a cache on one server."
         )
     return cache

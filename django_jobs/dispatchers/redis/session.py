@@ -1,4 +1,4 @@
-"""A connection that waits for the server to say something, kept up by a loop; for hints and for the channel."""
+"""A connection that waits for the server's messages, kept open by a loop; for hints and for the channel."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.loop import MAX_BACKOFF, Loop
 
-# How long one wait lasts: then it is seen whether the server is still there.
+# Seconds of one wait, after which we check that the server is still there.
 WAIT = 2.0
 CONNECT_TIMEOUT = 2.0
-# Over the wait itself; an answer that is later is none.
+# Seconds; longer than the wait itself. A later answer counts as none.
 ANSWER_TIMEOUT = WAIT + 1.0
 
 
 class Session(ABC):
-    """Opens a connection and listens on it, and opens another one when that fails, less and less often."""
+    """Opens a connection and listens on it, and opens another one when that fails, after growing pauses."""
 
     name: str
 
     def __init__(self, server: Server, breaker: Breaker) -> None:
         self._server, self._breaker = server, breaker
         self._client: Any = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT)
-        # Why nothing is heard now, in one line; None while it is.
+        # Why nothing arrives now, in one line; None while it does.
         self.problem: str | None = "there is no connection to Redis yet"
         self._is_closed = False
         self._loop = Loop(self._tick, name=f"redis {self.name}")
@@ -36,18 +36,18 @@ class Session(ABC):
         self._loop.start()
 
     def close(self) -> None:
-        """End the thread, also out of a wait; returns at once."""
+        """End the thread, even while it waits; returns at once."""
         self._is_closed = True
         self._loop.stop()
         self._client.connection_pool.disconnect()
 
     @abstractmethod
     def _open(self) -> None:
-        """Make sure that the server can serve this; then everything is looked at, since something may be missed."""
+        """Check that the server can serve this, then look at everything, since something may have been missed."""
 
     @abstractmethod
     def _listen(self) -> float:
-        """Wait up to WAIT seconds for something and pass it on; return when to go on."""
+        """Wait up to WAIT seconds for a message and pass it on; return the seconds until the next call."""
 
     def _tick(self, now: datetime | None = None) -> float:
         try:
@@ -57,17 +57,17 @@ class Session(ABC):
                 self._open()
         except Exception as error:
             if self._is_closed:
-                # The connection was closed under its reader, who may meet anything.
+                # close() took the connection away, so any error may follow.
                 return 0.0
             if self.problem is not None and isinstance(error, Unavailable):
-                # It is no lost connection only: until the next attempt nobody who pushes has to find that out.
+                # More than a lost connection: until the next attempt, pushes need not find that out themselves.
                 self._breaker.trip(str(error), MAX_BACKOFF)
             self.problem = str(error)
             self._client.connection_pool.disconnect()
             raise
         finally:
             if self._is_closed:
-                # One that was opened meanwhile.
+                # A connection that was opened after close().
                 self._client.connection_pool.disconnect()
         self.problem = None
         self._breaker.reset()

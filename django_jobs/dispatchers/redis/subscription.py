@@ -1,4 +1,4 @@
-"""What a worker of this process has from the redis dispatcher: its hints, and the channel for cancels."""
+"""A worker's subscription to the redis dispatcher: its hints, and the channel for cancels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_jobs.served import Served
 
 
 class RedisSubscription:
-    """Listens from when it is made until it is closed."""
+    """Listens from its creation until it is closed."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class RedisSubscription:
             session.start()
 
     def problem(self) -> str | None:
-        """Return what keeps hints or cancels from coming now."""
+        """Return why no hints or cancels arrive now; None while they do."""
         return next((session.problem for session in self._sessions if session.problem is not None), None)
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 Exit codes:
 
 - 0: done
-- 1: nothing was done, or not to all that were named; something is in the way
-- 2: a mistake: an unknown job, id or option, a payload that does not fit, a wrong setting
+- 1: nothing was done, or not to every execution that was named
+- 2: a mistake in the call: an unknown job, id or option, a payload that does not fit; or a wrong setting
 - 3: the database cannot be asked, or its tables are missing
 - 130: interrupted with Ctrl-C (but 0 for `tail`)
 """
@@ -32,7 +32,7 @@ from django_jobs.runtime.exits import NO_DATABASE, USAGE
 from django_jobs.runtime.startup import check_tables, failure
 
 NOTHING_DONE, INTERRUPTED = 1, 130
-# Options of every command of Django, which people write at the end of the line.
+# Options of every Django command, which people write at the end of the line.
 COMMON: dict[str, dict[str, Any]] = {"--settings": {}, "--pythonpath": {}, "--traceback": {"action": "store_true"}}
 
 
@@ -40,7 +40,7 @@ class Command(BaseCommand):
     """Arguments only; the work is done by django_jobs.cli."""
 
     help = "Looks at background jobs and their executions; pushes, cancels, retries, pauses and purges."
-    # They are about the project as a whole, and what is wrong there must not keep anybody from a look.
+    # The checks are about the whole project, and a mistake there must not keep anybody from looking at its jobs.
     requires_system_checks = []
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,26 +63,26 @@ class Command(BaseCommand):
                 made.add_argument(option, default=SUPPRESS, help=SUPPRESS, **how)
             return made
 
-        listed = command("list", "List executions, the newest first; or jobs, or queues.")
+        listed = command("list", "List executions, newest first; or jobs, or queues.")
         _filters(listed)
-        listed.add_argument("--limit", type=int, default=20, metavar="N", help="At most so many (default: 20).")
+        listed.add_argument("--limit", type=int, default=20, metavar="N", help="Show at most N (default: 20).")
         listed.add_argument("--jobs", action="store_true", help="List the jobs instead, with their next run.")
         listed.add_argument("--queues", action="store_true", help="List the queues instead.")
         show = command("show", "Show everything about one execution.")
-        show.add_argument("id", metavar="ID", help="Or the beginning of one, six digits or more.")
+        show.add_argument("id", metavar="ID", help="The id, or its beginning: six digits or more.")
         push = command("push", "Push one execution of a job.")
         push.add_argument("name", metavar="NAME")
         push.add_argument(
             "--payload",
             default="{}",
             metavar="JSON",
-            help="The parameters as a JSON object; - reads the input.",
+            help="The parameters as a JSON object; - reads it from standard input.",
         )
-        push.add_argument("--key", help="Push nothing while an execution with this key lives.")
-        push.add_argument("--delay", metavar="TIME", help="Run it after so long: seconds, or as 30min, 2h, 7d.")
+        push.add_argument("--key", help="Push nothing while an execution with this key is live.")
+        push.add_argument("--delay", metavar="TIME", help="Run it after this time: seconds, or as 30min, 2h, 7d.")
         push.add_argument("--queue", metavar="Q", help="Put it into this queue.")
         push.add_argument("--priority", metavar="P", help="-100 to 100, or low, normal, high, critical.")
-        push.add_argument("--organization", metavar="O", help="Whose execution it is.")
+        push.add_argument("--organization", metavar="O", help="The organization it belongs to.")
         trigger = command("trigger", "Run a cron job now.")
         trigger.add_argument("name", metavar="NAME")
         for name, text in (("cancel", "Cancel executions."), ("retry", "Queue failed or cancelled executions again.")):
@@ -96,18 +96,18 @@ class Command(BaseCommand):
             holding.add_argument("name", nargs="?", metavar="NAME")
             holding.add_argument("--queue", metavar="Q", help="A queue instead of a job.")
             _by(holding)
-        purge = command("purge", "Delete what is left of jobs that nobody knows.")
-        purge.add_argument("--unregistered", action="store_true", help="Finished and parked rows of unknown names.")
+        purge = command("purge", "Delete the executions of jobs that no process knows.")
+        purge.add_argument("--unregistered", action="store_true", help="Finished and parked ones of unknown names.")
         purge.add_argument("--yes", action="store_true", help="Do not ask.")
         follow = command("tail", "Show the executions that ended last; with --follow, further ones as they end.")
-        follow.add_argument("--job", metavar="NAME", help="Of this job only.")
-        follow.add_argument("--limit", type=int, default=10, metavar="N", help="The last N at first (default: 10).")
+        follow.add_argument("--job", metavar="NAME", help="Show this job only.")
+        follow.add_argument("--limit", type=int, default=10, metavar="N", help="Begin with the last N (default: 10).")
         follow.add_argument("--follow", "-f", action="store_true", help="Go on until Ctrl-C.")
         for each in (push, trigger, purge):
             _by(each)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Do it; leave with an exit code other than 0 when it was not done."""
+        """Run the command; leave with an exit code other than 0 when it was not done."""
         terminal = Terminal(self.stdout, self.stderr, ask=sys.stdin, as_json=options["json"])
         try:
             self._run(terminal, options)
@@ -121,7 +121,7 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Who read the output has seen enough; nothing is left to be written at the end of the process either.
+            # The reader of the output has seen enough; devnull takes what the interpreter flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
             terminal.end_progress()
@@ -166,7 +166,7 @@ class Command(BaseCommand):
         if not options["jobs"] and not options["queues"]:
             listing.list_executions(terminal, filters, limit=options["limit"])
         elif not filters.is_empty or (options["jobs"] and options["queues"]):
-            raise UsageError("--jobs and --queues list all of them: give one, and no filter of executions.")
+            raise UsageError("--jobs and --queues list all of them: give only one, and no filter of executions.")
         elif options["jobs"]:
             overview.list_jobs(terminal)
         else:
@@ -183,7 +183,7 @@ def _filters(parser: ArgumentParser) -> None:
 
 
 def _by(parser: ArgumentParser) -> None:
-    parser.add_argument("--by", metavar="WHO", help="Who is said to have done it (default: user and host).")
+    parser.add_argument("--by", metavar="WHO", help="Record WHO as the one who did it (default: user and host).")
 
 
 def _chosen(options: dict[str, Any]) -> Filters:
@@ -191,7 +191,7 @@ def _chosen(options: dict[str, Any]) -> Filters:
 
 
 def _not_ready(error: Error | DatabaseNotReady) -> DatabaseNotReady:
-    """Return what keeps the database from answering: more may be wrong than what the error tells."""
+    """Return why the database does not answer: the error alone may not tell that tables are missing."""
     if isinstance(error, DatabaseNotReady):
         return error
     using = jobs_alias()

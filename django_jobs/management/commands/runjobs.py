@@ -1,13 +1,13 @@
-"""`manage.py runjobs`: run jobs, fire cron ticks, keep the tables in order.
+"""`manage.py runjobs`: run jobs, fire cron ticks, and clean up the tables.
 
 Exit codes:
 
 - 0: stopped as asked, by a signal, `--max-time`, `--max-jobs`, `--max-memory` or the end of `--once`
-- 1: something broke while running, or outcomes could not be written at the end; `--check` found nobody
+- 1: something broke while running, or outcomes could not be written at the end; `--check` found no live process
 - 2: a wrong option or setting
 - 3: the database cannot be reached or refuses the login, or its tables are missing
-- 4: a child of `--processes` asks to be replaced; nobody else sees this
-- 130, 143: ended at once by a second SIGINT or SIGTERM; the rows that ran are rescued
+- 4: a child of `--processes` asks to be replaced; only its supervisor sees this
+- 130, 143: ended at once by a second SIGINT or SIGTERM; running executions are rescued
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from django_jobs.text import one_line
 class Command(BaseCommand):
     """Arguments only; the work is done by runtime.Runner."""
 
-    help = "Runs background jobs and cron jobs; without --worker, --scheduler or --sweep it does all of it."
+    help = "Runs background jobs and cron jobs; without --worker, --scheduler or --sweep it takes on all three roles."
     requires_migrations_checks = False
 
     # Was the process started for this command?
@@ -52,7 +52,7 @@ class Command(BaseCommand):
         """Add the options."""
         parser.add_argument("--worker", action="store_true", help="Claim and run executions.")
         parser.add_argument("--scheduler", action="store_true", help="Fire the ticks of cron jobs.")
-        parser.add_argument("--sweep", action="store_true", help="Hint stale executions again, trim finished ones.")
+        parser.add_argument("--sweep", action="store_true", help="Announce stale executions again, trim finished ones.")
         parser.add_argument(
             "--queues",
             type=_names,
@@ -60,26 +60,24 @@ class Command(BaseCommand):
             help="Serve these queues only (default: the setting QUEUES, or any).",
         )
         parser.add_argument("--exclude", type=_names, default=[], metavar="A,B", help="Do not serve these queues.")
-        parser.add_argument("--concurrency", type=int, metavar="N", help="Run so many at once (default: CONCURRENCY).")
+        parser.add_argument("--concurrency", type=int, metavar="N", help="Run N at once (default: CONCURRENCY).")
         parser.add_argument("--processes", type=int, metavar="N", help="Start N workers and replace those that end.")
-        parser.add_argument("--once", action="store_true", help="Do what is due now, then end; for a system cron.")
-        parser.add_argument("--max-time", type=float, metavar="S", help="End after so many seconds.")
+        parser.add_argument("--once", action="store_true", help="Run what is due now, then end; for a system cron.")
+        parser.add_argument("--max-time", type=float, metavar="S", help="End after S seconds.")
         parser.add_argument("--max-jobs", type=int, metavar="N", help="End after N runs; with --processes, each.")
         parser.add_argument(
-            "--max-memory", type=float, metavar="MB", help="End after a run when more is in use, in millions of bytes."
+            "--max-memory", type=float, metavar="MB", help="End after a run that leaves more than MB megabytes in use."
         )
         parser.add_argument(
             "--health-port", type=int, metavar="P", help="Answer GET /healthz and /readyz on this port."
         )
         parser.add_argument(
-            "--heartbeat-file", type=Path, metavar="PATH", help="Keep this file fresh while all is alive."
+            "--heartbeat-file", type=Path, metavar="PATH", help="Touch this file while all roles are alive."
         )
         parser.add_argument(
-            "--check", action="store_true", help="Only ask whether a live process is there; exit code 0 if so."
+            "--check", action="store_true", help="Only check whether a live process exists; exit code 0 if so."
         )
-        parser.add_argument(
-            "--reload", action="store_true", help="Begin anew when a source file changes (development)."
-        )
+        parser.add_argument("--reload", action="store_true", help="Restart when a source file changes (development).")
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a process of its own, which ends when its work does."""
@@ -96,10 +94,10 @@ class Command(BaseCommand):
             end_soon(code)
 
     def check(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the system checks; what they find wrong is a mistake in the settings.
+        """Run the system checks; an error that they find ends the command with the exit code of a wrong setting.
 
-        Without those that ask a database, as Django 6.1 would have it: that one may be down, and is waited for. Without
-        any in a child, whose supervisor has told; and in a process that only watches, since they load the sources.
+        Checks that query a database are left out, as in Django 6.1: it may be down, and is waited for. None run in a
+        child, whose supervisor has run them, nor in the watching process of --reload, since they import the sources.
         """
         if self._child is not None or only_watches():
             return []
@@ -110,7 +108,7 @@ class Command(BaseCommand):
             error.returncode = USAGE
             raise
         except ImproperlyConfigured as error:
-            # A check of somebody else that needs what cannot be imported: the backend of a cache, for one.
+            # Raised by another app's check that imports what a setting names, such as the backend of a cache.
             raise CommandError(one_line(error), returncode=USAGE) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -125,18 +123,18 @@ class Command(BaseCommand):
                 raise SystemExit(code)
 
     def _check_reload(self, options: dict[str, Any]) -> None:
-        # No change of a source mends the command line.
+        # First, since no change of a source mends the command line.
         self._options(options)
         self._refuse_to_start_another("--reload")
         if options["once"]:
-            raise CommandError("--once ends by itself and --reload does not: give one of them.", returncode=USAGE)
+            raise CommandError("--once ends by itself and --reload does not: give only one of them.", returncode=USAGE)
         if options["processes"] is not None:
             raise CommandError(
                 "--reload is for development, where one process is enough: leave out --processes.", returncode=USAGE
             )
 
     def _check_workers(self, options: dict[str, Any]) -> None:
-        # Wrong names are a mistake, and not something that is missing; what is excluded is not asked for.
+        # Validates the names first: a wrong one is a mistake, not a missing process. Excluded queues are not asked for.
         served = self._options(options).served
         try:
             lacking = missing(
@@ -178,7 +176,7 @@ class Command(BaseCommand):
     def _refuse_to_start_another(self, option: str) -> None:
         if not self._is_own_process:
             raise CommandError(
-                f"{option} starts the command line of this process again, so it works from the command line only: "
+                f"{option} starts the command line of this process again, so it works only from the command line: "
                 f"manage.py runjobs {option}.",
                 returncode=USAGE,
             )
@@ -202,7 +200,7 @@ class Command(BaseCommand):
             return error.returncode
 
     def _say(self, line: str) -> None:
-        # Nobody may be reading any more.
+        # The reader may be gone.
         with contextlib.suppress(OSError):
             self.stdout.write(line)
 
