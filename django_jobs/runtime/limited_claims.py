@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from uuid import UUID
@@ -38,7 +38,7 @@ class LimitedClaims:
         for name in names:
             self._rests.pop(name, None)
 
-    def claim(
+    def claims(
         self,
         names: Collection[str],
         others: Collection[str],
@@ -48,8 +48,11 @@ class LimitedClaims:
         worker_id: UUID,
         now: datetime,
         lost_after: float,
-    ) -> list[JobExecution]:
-        """Claim those rows of these names that are among the `limit` best of these and the other names."""
+    ) -> Iterator[list[JobExecution]]:
+        """Claim those rows of these names that are among the `limit` best of these and the other names.
+
+        Yields what is taken of each job and queue.
+        """
         found: list[tuple[int, datetime, UUID, str, str]] = []
         for queue in queues:
             pending = JobExecution.objects.using(self._using).pending().filter(queue=queue)
@@ -63,13 +66,12 @@ class LimitedClaims:
         claim = partial(
             transitions.claim_within, worker_id=worker_id, now=now, lost_after=lost_after, using=self._using
         )
-        claimed: list[JobExecution] = []
         for (name, queue), ids in chosen.items():
             job = registry.get(name)
             taken = claim(job, queue=queue, ids=ids, limit=len(ids))
             self._note(name, all_taken=len(taken) == len(ids))
-            claimed += taken
-        return claimed
+            if taken:
+                yield taken
 
     def _note(self, name: str, *, all_taken: bool) -> None:
         if all_taken:

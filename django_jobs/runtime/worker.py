@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -112,14 +112,17 @@ class Worker:
         if not free:
             # A slot that becomes free wakes this loop.
             return settings.poll_interval
-        claimed = self.claim(free, now)
-        if claimed:
-            self.claimed += len(claimed)
+        claimed = 0
+        # Each part starts at once: the claim of the next one may fail, and these are this worker's already.
+        for rows in self.claims(free, now):
+            claimed += len(rows)
+            self.claimed += len(rows)
             self._expect_work()
-            self._engine.is_hungry = len(claimed) < free
-            self._engine.submit(claimed)
+            self._engine.is_hungry = claimed < free
+            self._engine.submit(rows)
             if self.claimed == self._max_jobs:
                 self._on_spent()
+        if claimed:
             # Fewer rows came than there was room for, so nothing more waits: another query at once would only take
             # the interpreter from the slots that are about to start.
             return min(next(self._soon), settings.poll_interval) if self._engine.is_hungry else 0.0
@@ -132,28 +135,30 @@ class Worker:
         self._delay = min(self._delay * 2, settings.poll_interval)
         return self._delay * random.uniform(0.8, 1.0)
 
-    def claim(self, limit: int, now: datetime | None = None) -> list[JobExecution]:
-        """Take up to `limit` rows, best first over all queues this worker serves."""
+    def claims(self, limit: int, now: datetime | None = None) -> Iterator[list[JobExecution]]:
+        """Take up to `limit` rows in parts, none of them empty, best first over all queues this worker serves."""
         known = registry.names().difference(self._observed.paused_jobs)
         queues = self.served_queues()
         if not known or not queues:
-            return []
+            return
         now = now or clock.now(self._using)
         limited = known & self._limited.names()
         names = sorted(known - limited)
-        rows: list[JobExecution] = []
         if limited and (seen := self._limited.ready(limited.intersection(self._observed.limited_jobs))):
-            rows += self._claim_limited(seen, names, queues, limit, now)
-        rows += self._claim_others(names, list(queues), limit - len(rows), now)
+            for rows in self._limited_claims(seen, names, queues, limit, now):
+                limit -= len(rows)
+                yield rows
+        for rows in self._other_claims(names, list(queues), limit, now):
+            limit -= len(rows)
+            yield rows
         # When nothing else is left, it costs nothing to look for rows of these jobs that stage has not seen yet.
-        if limited and len(rows) < limit and (ready := self._limited.ready(limited)):
-            rows += self._claim_limited(ready, (), queues, limit - len(rows), now)
-        return rows
+        if limited and limit and (ready := self._limited.ready(limited)):
+            yield from self._limited_claims(ready, (), queues, limit, now)
 
-    def _claim_limited(
+    def _limited_claims(
         self, names: Sequence[str], others: Sequence[str], queues: Sequence[str], limit: int, now: datetime
-    ) -> list[JobExecution]:
-        return self._limited.claim(
+    ) -> Iterator[list[JobExecution]]:
+        return self._limited.claims(
             names,
             others,
             queues,
@@ -163,27 +168,29 @@ class Worker:
             lost_after=get_settings().worker_lost_after,
         )
 
-    def _claim_others(self, names: list[str], queues: list[str], limit: int, now: datetime) -> list[JobExecution]:
-        rows: list[JobExecution] = []
-        while names and len(rows) < limit and queues:
+    def _other_claims(
+        self, names: list[str], queues: list[str], limit: int, now: datetime
+    ) -> Iterator[list[JobExecution]]:
+        while names and limit and queues:
             queue, bound = self._best_queue(queues, names)
             if queue is None:
                 break
-            taken = transitions.claim(
+            rows = transitions.claim(
                 queue=queue,
                 names=names,
                 worker_id=self._liveness.worker_id,
-                limit=limit - len(rows),
+                limit=limit,
                 now=now,
                 lost_after=get_settings().worker_lost_after,
                 using=self._using,
                 max_rank=bound,
             )
-            rows += taken
-            if not taken or bound is None:
+            if not rows or bound is None:
                 # Other workers were faster, or this queue is empty now.
                 queues.remove(queue)
-        return rows
+            if rows:
+                limit -= len(rows)
+                yield rows
 
     def served_queues(self) -> list[str]:
         """Return the queues to claim from now: the named ones, or any that a job declares or that has pending rows."""

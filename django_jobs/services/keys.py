@@ -84,6 +84,7 @@ def is_key_conflict(error: IntegrityError) -> bool:
     return CONSTRAINT in text or f"{JobExecution._meta.db_table}.active_key" in text
 
 
+@retried
 def find_holder(job_name: str, active_key: str | None, *, using: str, conflict: bool = False) -> JobExecution | None:
     """Return the row of the job that holds this key now, whatever snapshot the caller's transaction has.
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -197,7 +198,7 @@ class TestWorker:
             worker = unstarted(observed=tick)
             claimed = []
             for _ in rows:
-                (row,) = worker.claim(1)
+                ((row,),) = worker.claims(1)
                 claimed.append(row.pk)
                 transitions.finish([transitions.succeed(row)], now=clock.now("default"), using="default")
         assert claimed == [row.pk for row in rows]
@@ -210,7 +211,8 @@ class TestWorker:
             rows = [other.push() for _ in range(2)]
             tick = Stage(using="default", watch_queues=True)
             tick.tick()
-            assert [row.pk for row in unstarted(observed=tick).claim(3)] == [first.pk, *(row.pk for row in rows)]
+            claimed = chain.from_iterable(unstarted(observed=tick).claims(3))
+            assert [row.pk for row in claimed] == [first.pk, *(row.pk for row in rows)]
 
     @pytest.mark.medium
     def test_short_runs_are_not_held_up_by_the_limit(self) -> None:
@@ -231,7 +233,7 @@ class TestWorker:
             worker = unstarted()
             # MariaDB takes two, in a transaction.
             with django_assert_num_queries(4 if connection.vendor == "mysql" else 1):
-                assert [row.pk for row in worker.claim(2)] == [row.pk for row in rows]
+                assert [[row.pk for row in claimed] for claimed in worker.claims(2)] == [[row.pk for row in rows]]
 
 
 def test_a_job_that_is_full_rests_ever_longer_and_is_woken_by_its_end(limited: Job[...]) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from django_jobs import InvalidPayload, JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
 from django_jobs.execution import announcer, pool
@@ -501,6 +502,29 @@ def test_receivers_have_call_and_run_at_hand_though_no_row_is_kept() -> None:
         signals.job_finished.disconnect(note)
     assert not JobExecution.objects.exists()
     assert sorted(seen.values()) == [(Status.ERROR, "ValueError: boom"), (Status.OK, 7)]
+
+
+def test_what_is_claimed_runs_at_once_though_the_next_claim_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: rows of one queue waited for twenty seconds when the statement for another one ran into a time limit."""
+    original, failures = transitions.claim, []
+
+    def claim(*, queue: str, **options: Any) -> list[JobExecution]:
+        if queue == "second" and not failures:
+            failures.append(1)
+            raise OperationalError("canceling statement due to lock timeout")
+        return original(queue=queue, **options)
+
+    def fine() -> None: ...
+
+    with jobs_of(fine) as [fining]:
+        first = fining.using(queue="first", priority="high").push()
+        second = fining.using(queue="second").push()
+        observed = Observed()
+        observed.pending_queues = frozenset({"first", "second"})
+        monkeypatch.setattr(transitions, "claim", claim)
+        with a_worker(observed=observed):
+            assert [ended(row, 8).run_no for row in (first, second)] == [1, 1]
+    assert failures == [1]
 
 
 def test_a_worker_that_others_may_hold_for_dead_claims_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
 from django_jobs import KeyTaken, clock, transitions
 from django_jobs.models import JobExecution
@@ -240,6 +240,24 @@ def test_after_five_refusals_the_push_gives_up() -> None:
         push_key()
     assert find.call_count == keys.ROUNDS + 1
     assert JobExecution.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_look_for_the_holder_that_collides_is_repeated() -> None:
+    """At SERIALIZABLE also a read may be refused; outside of a transaction it is ours to repeat."""
+    read, looks = keys._read, []
+
+    def collide(*args: Any, **kwargs: Any) -> JobExecution | None:
+        looks.append(args)
+        if len(looks) == 1:
+            error = OperationalError("could not serialize access due to read/write dependencies among transactions")
+            error.sqlstate = "40001"  # type: ignore[attr-defined]
+            raise error
+        return read(*args, **kwargs)
+
+    with mock.patch.object(keys, "_read", collide):
+        assert push_key().created
+    assert len(looks) == 2
 
 
 @pytest.mark.django_db
