@@ -14,7 +14,6 @@ from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Q
 
 from django_jobs import registry, retention, transitions
 from django_jobs.cli.tail import Ends
@@ -22,8 +21,10 @@ from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.reading.figures import collect
+from django_jobs.runtime.heads import heads
 from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.surplus import Surplus
+from django_jobs.served import ANY
 from django_jobs.states import Status
 from tests.factories import WorkerFactory
 from tests.verbs import claim
@@ -226,6 +227,14 @@ def test_a_claim_of_rows_that_were_told_finds_them_by_their_ids() -> None:
     assert not plan.reads_the_whole_table, plan
 
 
+@pytest.mark.parametrize("limit", [1, 100])
+def test_the_heads_of_queues_go_by_the_same_index_and_sort_nothing(limit: int) -> None:
+    names = ["acc.mark", *(f"acc.other{n}" for n in range(50))]
+    goes_by(
+        plan_of(lambda: heads(["default", "mail", "empty"], names, limit=limit, using="default")), "django_jobs_claim"
+    )
+
+
 @pytest.mark.medium
 def test_an_empty_queue_is_found_empty_by_the_index() -> None:
     plan = plan_of(lambda: claim(OWNER, NOW, queue="empty"), CLAIM_BEGINS[connection.vendor])
@@ -380,7 +389,7 @@ def test_a_claim_reads_no_more_when_a_paused_job_holds_back_better_rows() -> Non
 def test_what_a_limit_holds_back_is_found_by_why_it_is_parked() -> None:
     process = Surplus(Moves(using="default"), using="default")
     with statements() as seen:
-        assert not process.waits((), Q())
+        assert not process.waits((), ANY)
         process.tick(NOW, frozenset(), time.monotonic())
     plans = [Plan(sql, params) for sql, params in seen if "parked_reason" in sql]
     assert len(plans) == 2

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django_jobs import concurrency, registry, transitions
 from django_jobs.models import JobExecution
+from django_jobs.runtime.heads import heads
 
 # Seconds for which a job is left alone after a claim in vain, usually because it is at its limit; then ever longer.
 FIRST_REST = 0.02
@@ -53,16 +54,11 @@ class LimitedClaims:
 
         Yields what is taken of each job and queue.
         """
-        found: list[tuple[int, datetime, UUID, str, str]] = []
-        for queue in queues:
-            pending = JobExecution.objects.using(self._using).pending().filter(queue=queue)
-            best = pending.among_jobs([*names, *others]).order_by("rank", "scheduled_at", "pk")
-            found += best.values_list("rank", "scheduled_at", "pk", "job_name", "queue")[:limit]
         chosen: dict[tuple[str, str], list[UUID]] = {}
         wanted = set(names)
-        for _rank, _at, pk, name, queue in sorted(found)[:limit]:
-            if name in wanted:
-                chosen.setdefault((registry.get(name).name, queue), []).append(pk)
+        for row in heads(queues, [*names, *others], limit=limit, using=self._using)[:limit]:
+            if row.job_name in wanted:
+                chosen.setdefault((registry.get(row.job_name).name, row.queue), []).append(row.pk)
         claim = partial(
             transitions.claim_within, worker_id=worker_id, now=now, lost_after=lost_after, using=self._using
         )

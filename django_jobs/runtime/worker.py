@@ -16,6 +16,7 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
+from django_jobs.runtime.heads import heads
 from django_jobs.runtime.limited_claims import LimitedClaims
 from django_jobs.served import Served
 
@@ -205,16 +206,10 @@ class Worker:
         """Return the queue with the best head, and the rank of the next queue's head, up to which to claim from it."""
         if len(queues) == 1:
             return queues[0], None
-        heads = []
-        for queue in queues:
-            pending = JobExecution.objects.using(self._using).pending().filter(queue=queue, job_name__in=names)
-            head = pending.order_by("rank", "scheduled_at", "pk").values_list("rank", "scheduled_at").first()
-            if head is not None:
-                heads.append((*head, queue))
-        heads.sort()
-        if not heads:
+        best = heads(queues, names, limit=1, using=self._using)
+        if not best:
             return None, None
-        return heads[0][2], heads[1][0] if len(heads) > 1 else None
+        return best[0].queue, best[1].rank if len(best) > 1 else None
 
     @property
     def is_idle(self) -> bool:

@@ -73,12 +73,7 @@ def claim(
     table = rows.TABLE
     rank = connection.ops.quote_name("rank")
     fresh = f"EXISTS (SELECT 1 FROM {WORKER_TABLE} WHERE id = %s AND stopped_at IS NULL AND heartbeat_at > %s)"
-    marks = ", ".join(["%s"] * len(names))
-    known = f"job_name IN ({marks})"
-    if connection.vendor == "postgresql":
-        # Beside much history the planner takes job and status for unrelated, expects next to no rows, and would rather
-        # fetch and sort all that is pending than walk the claim index. It cannot look into a CASE: it expects half.
-        known = f"CASE WHEN {known} THEN true ELSE false END"
+    known, known_names = rows.of_jobs(names, connection)
     # To spare itself a sort, SQLite would walk the claim index past all that is pending; a plus keeps it from that.
     in_queue = "+queue" if ids is not None and connection.vendor == "sqlite" else "queue"
     told, told_ids = ("", []) if ids is None else rows.among(ids, connection)
@@ -88,7 +83,7 @@ def claim(
     )
     moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)
     alive_since = rows.instant(now - timedelta(seconds=lost_after), connection)
-    chosen = [queue, *names, *told_ids, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
+    chosen = [queue, *known_names, *told_ids, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
     changed = [moment, moment, worker]
     written = {
         "status": Status.RUNNING,
