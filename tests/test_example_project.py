@@ -30,10 +30,11 @@ pytestmark = [pytest.mark.subprocess, pytest.mark.sqlite]
 
 
 class Shop:
-    """The example project with its database and files in a folder of the test."""
+    """The example project with its database and files in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shell: Shell | None = None) -> None:
         self.folder = folder
+        self._shell = shell
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("DJANGO", "DATABASE", "REDIS"))},
             "DATABASE_URL": f"sqlite:///{folder / 'shop.sqlite3'}",
@@ -54,8 +55,9 @@ class Shop:
     def ask(self, script: str) -> Any:
         """Run Python in the project and return what it left in `answer`, through JSON."""
         code = f"{PREFIX}\n{textwrap.dedent(script)}\nprint('answer', json.dumps(answer, default=str))"
+        said = self._shell.run(code) if self._shell is not None else self.manage("shell", "-c", code)
         # Behind it may be lines of the log.
-        return json.loads(self.manage("shell", "-c", code).rpartition("answer ")[2].splitlines()[0])
+        return json.loads(said.rpartition("answer ")[2].splitlines()[0])
 
 
 PREFIX = """
@@ -68,6 +70,53 @@ client = Client(SERVER_NAME="localhost")
 """
 
 
+class Shell:
+    """A process with the project loaded, which forks for each script: to load it for each took most of the time."""
+
+    SCRIPT = """
+import json, os, sys, traceback, django
+django.setup()
+import django.test
+from config import urls
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        code = 0
+        try:
+            exec(json.loads(line), {})
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        # Without the end of an interpreter, which in a fork takes longer than a script.
+        os._exit(code)
+    print(f"\\nended {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}", flush=True)
+"""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT],
+            env={**environment, "DJANGO_SETTINGS_MODULE": "config.settings"},
+            cwd=MANAGE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
+
+    def run(self, script: str) -> str:
+        """Return what the script printed; it must come to its end."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(script), file=self._process.stdin, flush=True)
+        lines: list[str] = []
+        for line in self._process.stdout:
+            if line.startswith("ended "):
+                assert line == "ended 0\n", f"{line}{''.join(lines)}"
+                return "".join(lines)
+            lines.append(line)
+        raise AssertionError(f"It broke off:\n{''.join(lines)}")
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+
 @pytest.fixture(scope="module")
 def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a shop whose tables are there; copied for each test, since migrating takes seconds."""
@@ -76,10 +125,20 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shop.folder
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A shop with a shell, in a folder that each test fills anew."""
+    folder = tmp_path_factory.mktemp("home")
+    shell = Shell(Shop(folder).environment)
+    yield Shop(folder, shell)
+    shell.close()
+
+
 @pytest.fixture
-def empty_shop(tmp_path: Path, pattern: Path) -> Shop:
-    shutil.copytree(pattern, tmp_path, dirs_exist_ok=True)
-    return Shop(tmp_path)
+def empty_shop(home: Shop, pattern: Path) -> Shop:
+    shutil.rmtree(home.folder)
+    shutil.copytree(pattern, home.folder)
+    return home
 
 
 @pytest.fixture
@@ -284,8 +343,9 @@ def test_one_job_of_the_sample_data_fails_and_says_why_that_is_meant(empty_shop:
 
 
 def test_sample_data_makes_no_admin_without_debug(empty_shop: Shop) -> None:
-    empty_shop.environment |= {"DEBUG": "0", "SECRET_KEY": "from the environment"}
-    empty_shop.manage("demo_data")
+    without_debug = Shop(empty_shop.folder)
+    without_debug.environment |= {"DEBUG": "0", "SECRET_KEY": "from the environment"}
+    without_debug.manage("demo_data")
     assert not empty_shop.ask("from django.contrib.auth.models import User; answer = User.objects.exists()")
 
 

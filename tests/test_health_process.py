@@ -78,6 +78,7 @@ def test_a_process_is_ready_when_it_works_and_alive_while_it_drains(
     assert ask(port, "/healthz")[0] == 0
 
 
+@pytest.mark.sqlite
 @pytest.mark.subprocess
 def test_a_port_or_file_that_cannot_be_had_is_exit_code_2_and_one_line(transactional_db: None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -48,6 +48,7 @@ def test_mistakes_and_missing_tables_have_their_exit_codes_and_one_line(tmp_path
     assert len(empty.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.sqlite
 def test_what_an_output_has_no_letters_for_is_spelled_out() -> None:
     row = JobExecutionFactory(key="наряд")
     listed = manage("jobs", "list", PYTHONIOENCODING="ascii")

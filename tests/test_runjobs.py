@@ -67,6 +67,7 @@ def test_it_runs_jobs_and_ends_with_0_within_5_seconds_of_a_signal(
     assert "Traceback" not in process.output
 
 
+@pytest.mark.sqlite
 def test_it_says_what_it_does_and_one_line_for_each_run(runjobs: Start) -> None:
     process = runjobs("--queues", "default,mail", "--concurrency", "3").wait_ready()
     rows = [jobs.mark.push(), jobs.mark.using(queue="mail").push()]
@@ -376,6 +377,7 @@ def test_processes_that_start_together_and_again_fire_each_tick_once(runjobs: St
     assert JobState.objects.count() == 1
 
 
+@pytest.mark.sqlite
 def test_commands_that_only_import_the_jobs_write_nothing(transactional_db: None) -> None:
     """Plain `manage.py shell` and `check` write nothing."""
     for arguments in (["check"], ["shell", "-c", "import tests.acc.jobs"]):

@@ -104,6 +104,7 @@ def test_four_processes_fire_each_tick_once_and_quietly(runjobs: Start, ledger: 
     assert_consistent()
 
 
+@pytest.mark.sqlite
 def test_web_processes_fire_nothing(transactional_db: None) -> None:
     """Registering a job at process start makes one copy per web process, each firing for ever.
 

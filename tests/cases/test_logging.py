@@ -248,6 +248,7 @@ SHOW = """
 """
 
 
+@pytest.mark.sqlite
 @pytest.mark.subprocess
 def test_the_projects_logging_is_the_same_in_a_worker_and_its_file_has_each_line_once(
     runjobs: Callable[..., Runjobs], tmp_path: Path
