@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.models import CHANGE, DELETION
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_jobs import services
+from django_jobs.admin import history
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.reasons import reasons, short_reason
@@ -68,7 +69,7 @@ def run(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet,
         done += report.done
         skipped.update(short_reason(row, reason) for row, reason in report.skipped)
         was_running = was_running or any(row.status == Status.RUNNING for row in moved)
-        log(request, moved, CHANGE, str(action.log))
+        history.record(request, moved, CHANGE, str(action.log))
     parts = [str(action.done % {"n": done})]
     if was_running and action is CANCEL:
         parts[0] += " " + _("(running ones are told to stop)")
@@ -87,7 +88,7 @@ def delete(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQueryS
         # A row that was queued again in the meantime is still there.
         left = set(by_ids(ids).values_list("pk", flat=True))
         kept += len(left)
-        log(request, [row for row in batch if row.pk not in left], DELETION, "")
+        history.record(request, [row for row in batch if row.pk not in left], DELETION, "")
     parts = [_("%(n)d deleted") % {"n": deleted}]
     if kept:
         parts.append(_("%(n)d skipped: not finished, cancel them first") % {"n": kept})
@@ -126,9 +127,3 @@ def by_ids(ids: Iterable[UUID]) -> ExecutionQuerySet:
 
 def _batches(rows: list[JobExecution]) -> Iterable[list[JobExecution]]:
     return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
-
-
-def log(request: HttpRequest, rows: list[JobExecution], flag: int, message: str) -> None:
-    """Write one history entry per row, as the admin does for its own actions."""
-    if rows and request.user.is_authenticated:
-        LogEntry.objects.log_actions(request.user.pk, rows, flag, message)

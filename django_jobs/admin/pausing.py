@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import CHANGE
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_jobs import registry, services
+from django_jobs.admin import history
 from django_jobs.exceptions import JobsError
-from django_jobs.models import JobState, QueueState, jobs_alias
+from django_jobs.models import JobState, QueueState
 from django_jobs.text import some
 
 if TYPE_CHECKING:
@@ -91,11 +92,7 @@ def _apply(
             admin.message_user(request, str(error), messages.WARNING)
             continue
         (done if changed else unchanged).append(name)
-    if done and request.user.is_authenticated:
-        rows = [subject(name) for name in done]
-        for row in rows:
-            row._state.db = jobs_alias()
-        LogEntry.objects.log_actions(request.user.pk, rows, CHANGE, str(verb.log))
+    history.record(request, [subject(name) for name in done], CHANGE, str(verb.log))
     parts = [
         _told(text, [called % name for name in found])
         for text, found in ((verb.done, done), (verb.unchanged, unchanged))

@@ -7,9 +7,11 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
-from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.models import DELETION
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
+from django_jobs.admin import history
 from django_jobs.models import JobState, jobs_alias
 from django_jobs.runtime.purge import Leftover, leftovers, purge, unregistered
 
@@ -43,18 +45,15 @@ def apply(admin: ModelAdmin[Any], request: HttpRequest, chosen: Collection[str])
         done.append(name)
         if is_cut:
             break
-    _log(request, done)
+    history.record(request, [JobState(job_name=name) for name in done], DELETION, _("Purged."))
     text = _("%(n)d deleted") % {"n": deleted}
     if known := len(chosen) - len(names):
-        text += ", " + _("%(n)d names left alone: known by now, or nothing is left of them") % {"n": known}
+        left_alone = ngettext(
+            "%(n)d name left alone: known by now, or nothing is left of it",
+            "%(n)d names left alone: known by now, or nothing is left of them",
+            known,
+        )
+        text += ", " + left_alone % {"n": known}
     if is_cut:
         text += ". " + _("There are more: repeat the action for the rest")
     admin.message_user(request, text + ".", messages.WARNING if is_cut or known else messages.SUCCESS)
-
-
-def _log(request: HttpRequest, names: list[str]) -> None:
-    rows = [JobState(job_name=name) for name in names]
-    for row in rows:
-        row._state.db = jobs_alias()
-    if rows and request.user.is_authenticated:
-        LogEntry.objects.log_actions(request.user.pk, rows, DELETION, _("Purged."))
