@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import factory
@@ -12,7 +12,7 @@ from django_jobs import clock, registry
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, JobState, QueueState, Worker, jobs_alias
 from django_jobs.querysets import key_digest
-from django_jobs.states import FINAL, LIVE, Status
+from django_jobs.states import FINAL, LIVE, TRANSITIONS, Status
 
 # Of executions.
 TRAITS = ("pending", "scheduled", "parked", "running", "ok", "failed", "cancelled")
@@ -121,6 +121,17 @@ class JobExecutionFactory(DjangoModelFactory[JobExecution]):
     error = factory.LazyAttribute(lambda row: "ValueError: boom" if row.status == Status.ERROR else "")
     errors = factory.LazyAttribute(_errors)
     cancelled_by_name = factory.LazyAttribute(lambda row: "a person" if row.status == Status.CANCELLED else "")
+
+
+def ready_for(verb: str, now: datetime) -> JobExecution:
+    """Make a row that the verb of a transition may move at this instant."""
+    return JobExecutionFactory(
+        now=now,
+        status=min(TRANSITIONS[verb].sources),
+        max_attempts=3,
+        scheduled_at=now - timedelta(seconds=1),
+        parked_reason="paused" if verb == "unpark" else "",
+    )
 
 
 class JobStateFactory(DjangoModelFactory[JobState]):

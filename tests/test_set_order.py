@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from django.db import connection
 
 from django_jobs import clock, transitions
 from django_jobs.models import JobExecution
-from django_jobs.states import TRANSITIONS, Status
+from django_jobs.states import Status
 from django_jobs.transitions import finishing
-from tests.factories import JobExecutionFactory
+from tests.factories import JobExecutionFactory, ready_for
 from tests.verbs import ENDINGS, VERBS, finish, only
 
 COLUMNS = {field.column for field in JobExecution._meta.concrete_fields}
@@ -78,13 +77,7 @@ def updates() -> Iterator[list[str]]:
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_assignment_reads_a_column_assigned_before_it_and_status_comes_last(verb: str) -> None:
     now = clock.now("default")
-    row = JobExecutionFactory(
-        now=now,
-        status=min(TRANSITIONS[verb].sources),
-        max_attempts=3,
-        scheduled_at=now - timedelta(seconds=1),
-        parked_reason="paused" if verb == "unpark" else "",
-    )
+    row = ready_for(verb, now)
     with updates() as seen:
         assert VERBS[verb](row, now) == 1
     assert seen

@@ -20,7 +20,7 @@ from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.states import FINAL, TRANSITIONS, Status
-from tests.factories import JobExecutionFactory, WorkerFactory
+from tests.factories import JobExecutionFactory, WorkerFactory, ready_for
 from tests.runtime.support import at_once, in_thread
 from tests.support import assert_consistent, wait_for
 from tests.verbs import ENDINGS, ENTRY, VERBS, claim, describe, finish, only, stored
@@ -671,13 +671,7 @@ def test_a_claim_that_collides_is_repeated(now: datetime, worker: Worker) -> Non
 @pytest.mark.medium
 def test_every_other_verb_that_collides_is_repeated_too(now: datetime) -> None:
     for verb in sorted(set(VERBS) - {"claim"}):
-        row = JobExecutionFactory(
-            now=now,
-            status=min(TRANSITIONS[verb].sources),
-            max_attempts=3,
-            scheduled_at=now - timedelta(seconds=1),
-            parked_reason="paused" if verb == "unpark" else "",
-        )
+        row = ready_for(verb, now)
         with colliding(2, "UPDATE") as seen:
             assert VERBS[verb](row, now) == 1, verb
         assert len(seen) == 3, verb

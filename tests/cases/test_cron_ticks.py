@@ -21,7 +21,7 @@ from django_jobs.schedules import Cron
 from django_jobs.signals import job_pushed
 from django_jobs.states import Status
 from tests.admin.support import LIST, page
-from tests.cases.crons import define, end_all, put, skips, state, ticks
+from tests.crons import define, end_all, put, skips, state, ticks
 from tests.factories import JobExecutionFactory, WorkerFactory
 from tests.runtime.support import at_once, in_thread
 

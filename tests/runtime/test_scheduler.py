@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connections, transaction
 
-from django_jobs import clock, job, registry, transitions
+from django_jobs import job, registry, transitions
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import scheduler as module
 from django_jobs.runtime.scheduler import Scheduler
 from django_jobs.signals import job_pushed
-from django_jobs.states import Status
+from tests.crons import define, end_all, skips, state, ticks
 from tests.factories import JobExecutionFactory, JobStateFactory
 from tests.runtime.support import at_once, heard, hinted
 
@@ -27,31 +27,6 @@ MINUTE = timedelta(minutes=1)
 def _only_the_jobs_of_the_test() -> Iterator[None]:
     with registry.isolated(empty=True):
         yield
-
-
-def define(name: str = "acc.cron", cron: str = "* * * * *", **options: Any) -> Any:
-    def handler() -> None: ...
-
-    registry.unregister(name)
-    return job(name=name, cron=cron, **options)(handler)
-
-
-def ticks(name: str = "acc.cron") -> list[datetime]:
-    rows = JobExecution.objects.filter(job_name=name)
-    return list(rows.order_by("tick_at").values_list("tick_at", flat=True))
-
-
-def state(name: str = "acc.cron") -> JobState:
-    return JobState.objects.get(job_name=name)
-
-
-def skips(name: str = "acc.cron") -> tuple[str, int]:
-    return state(name).last_skip_reason, state(name).skips
-
-
-def end_all() -> None:
-    now = clock.now("default")
-    JobExecution.objects.live().update(active_key=None, completed_at=now, status=Status.OK)
 
 
 def test_the_first_sight_of_a_job_fires_nothing(monkeypatch: Any) -> None:
