@@ -39,6 +39,7 @@ def run_once(parts: Parts, over: Callable[[float], bool]) -> bool:
 
 def _has_work(parts: Parts, worker: Worker) -> bool:
     """Whether something runs here or could run; judged by the rows, since a claim may be under way."""
+    claimed = worker.claimed
     if not worker.is_idle or parts.stage.tick() == 0.0:
         return True
     parts.stage.look_for_queues(clock.now(parts.using))
@@ -50,4 +51,7 @@ def _has_work(parts: Parts, worker: Worker) -> bool:
         worker.wake()
         return True
     # In the order of a row's life, so that no row slips through by moving on between two looks.
-    return rows.of_worker(parts.liveness.worker_id).exists() or parts.stage.has_due(worker.served)
+    if rows.of_worker(parts.liveness.worker_id).exists():
+        return True
+    # A run that began and ended meanwhile may have been what kept its job at its limit.
+    return worker.claimed != claimed or parts.stage.has_due(worker.served)

@@ -7,17 +7,19 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import Error, connection, transaction
 
-from django_jobs import clock, contention, job, registry, transitions
+from django_jobs import clock, concurrency, contention, job, registry, transitions
 from django_jobs.contention import is_connection_loss
 from django_jobs.definition import Job
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import stage, surplus
 from django_jobs.runtime.limited_claims import LimitedClaims
+from django_jobs.runtime.once import _has_work
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.worker import Worker
 from django_jobs.served import ANY
@@ -415,6 +417,23 @@ class TestOnce:
             one.push_many([{}] * 12)
             assert once() == 0
         assert not JobExecution.objects.live().exists()
+
+    def test_it_looks_again_when_a_run_of_a_limited_job_came_and_went_while_it_looked(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with jobs_of(nothing, concurrency=1) as [one]:
+            one.push()
+            tick = Stage(using="default", watch_queues=True)
+            worker = unstarted(observed=tick)
+            parts: Any = SimpleNamespace(stage=tick, liveness=worker._liveness, using="default")
+
+            def full(*args: Any, **options: Any) -> frozenset[str]:
+                # The run that fills the job now has ended before its row is looked for.
+                worker.claimed += 1
+                return frozenset({one.name})
+
+            monkeypatch.setattr(concurrency, "full", full)
+            assert _has_work(parts, worker)
 
     def test_it_does_not_wait_for_runs_of_other_processes(self) -> None:
         with jobs_of(nothing, concurrency=1) as [one]:
