@@ -16,8 +16,8 @@ class Command(flush.Command):
 
     def handle(self, **options: Any) -> None:
         connection = connections[options["database"]]
-        names = sorted(set(connection.introspection.django_table_names(include_views=False)) - KEPT)
-        tables = [connection.ops.quote_name(name) for name in names]
+        names = connection.introspection.django_table_names(only_existing=True, include_views=False)
+        tables = [connection.ops.quote_name(name) for name in sorted(set(names) - KEPT)]
         with connection.cursor() as cursor:
             # Most tests fill two tables or three.
             cursor.execute("SELECT " + ", ".join(f"EXISTS (SELECT 1 FROM {table})" for table in tables))
