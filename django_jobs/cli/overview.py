@@ -33,7 +33,7 @@ def list_jobs(terminal: Terminal) -> None:
             ("JOB", "MODE", "NEXT RUN", "EXECUTIONS", "LAST", "PAUSED"), [_job_cells(each) for each in facts]
         )
     else:
-        terminal.line("No job is registered. A function with @job in the jobs.py of an installed app is one.")
+        terminal.line("No job is registered. Decorate a function with @job in the jobs.py of an installed app.")
     for name, figure in nameless.items():
         terminal.line(f"No worker knows a job called {name!r}: {figure} parked.")
 

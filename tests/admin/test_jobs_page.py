@@ -81,7 +81,7 @@ def test_each_registered_job_has_a_line_in_words_a_person_knows(admin: Admin) ->
         "3 jobs",
     ):
         assert part in text
-    assert "Names nobody registered" not in text
+    assert "Unregistered names" not in text
 
 
 def test_the_index_of_the_admin_and_the_list_of_executions_lead_to_the_page(as_user: Callable[..., Admin]) -> None:
@@ -134,7 +134,7 @@ def test_rows_under_an_alias_count_for_the_job(admin: Admin) -> None:
     JobExecutionFactory(job_name="shop.count", ok=True)
 
     assert figures(admin, "shop.count") == {"ok": "2", "parked: no worker knows the job": "1"}
-    assert "Names nobody registered" not in words(admin)
+    assert "Unregistered names" not in words(admin)
 
 
 def test_a_figure_links_to_the_list_of_just_these_rows(admin: Admin) -> None:
@@ -327,7 +327,7 @@ def test_names_that_nobody_registered_are_listed_with_their_rows(admin: Admin) -
     JobExecutionFactory(job_name="shop.young")
     shown = read(admin.get(JOBS))
 
-    assert "Names nobody registered" in shown.words
+    assert "Unregistered names" in shown.words
     assert "shop.gone 2" in shown.words
     assert "shop.other" not in shown.words
     assert "shop.young" not in shown.words
@@ -373,7 +373,7 @@ def test_no_markup_of_descriptions_names_or_people_is_let_through(as_user: Calla
 
 def test_without_jobs_the_page_says_how_to_make_one(admin: Admin) -> None:
     with registry.isolated(empty=True):
-        assert "No job is registered. A function with @job" in words(admin)
+        assert "No job is registered. Decorate a function with @job" in words(admin)
 
 
 def test_there_are_no_pages_of_single_job_states(admin: Admin) -> None:

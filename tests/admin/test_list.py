@@ -72,7 +72,7 @@ def test_counting_stops_at_a_bound_and_the_page_says_so(admin: Admin, monkeypatc
     for _ in range(5):
         JobExecutionFactory()
 
-    assert "3+ executions (to reach older ones, filter the list)" in read(admin.list()).words
+    assert "3+ executions (filter the list to find older ones)" in read(admin.list()).words
 
 
 def test_up_to_the_bound_the_count_is_exact(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_filters_without_an_index_look_at_the_newest_rows_and_say_so(
     monkeypatch.setattr(listing, "WINDOW", 3)
 
     assert ids_shown(admin.list(queue="mail")) == [row.pk]
-    assert "found among the newest" in read(admin.list(queue="mail")).words
+    assert "from the newest" in read(admin.list(queue="mail")).words
     assert ids_shown(admin.list(queue="mail", status="error")) == [old.pk]
     assert "found among" not in read(admin.list(queue="mail", status="error")).words
 
