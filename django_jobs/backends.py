@@ -93,6 +93,11 @@ class JobsBackend(BaseTaskBackend):
     def validate_task(self, task: AnyTask) -> None:
         """See BaseTaskBackend; registers a valid task as a job, so that this process can run it."""
         super().validate_task(task)
+        try:
+            options.queue(task.queue_name)
+            options.scheduled_at(task.run_after)
+        except DefinitionError as error:
+            raise InvalidTask(f"{task.module_path}: {error}") from error
         with _registering:
             known = registry.find(task.module_path)
             if known is None or known.func not in _tasks or _tasks[known.func].func is not task.func:

@@ -45,7 +45,8 @@ class Backoff:
         factor: Any = self.factor
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise DefinitionError(f"Backoff(factor={factor!r}); expected a number from 1 up.")
-        if self.jitter not in {None, "full"}:
+        # By ==: what has no hash is refused like the rest.
+        if self.jitter not in (None, "full"):
             raise DefinitionError(f'Backoff(jitter={self.jitter!r}); expected "full" or None.')
 
     def delay(self, attempt: int) -> float:

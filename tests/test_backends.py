@@ -10,7 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
@@ -111,6 +111,18 @@ class TestDefinition:
     def test_a_function_inside_a_function_is_refused(self, tasks: Any) -> None:
         with pytest.raises(InvalidTask, match="module level"):
             task(lambda: None)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"queue_name": "no good"}, {"queue_name": "q" * 101}, {"run_after": datetime.max.replace(tzinfo=UTC)}],
+        ids=["name", "length", "time"],
+    )
+    def test_what_no_row_can_hold_is_refused_before_it_is_enqueued(self, tasks: Any, changes: dict[str, Any]) -> None:
+        with (
+            override_settings(TASKS={"default": {"BACKEND": "django_jobs.backends.JobsBackend", "QUEUES": []}}),
+            pytest.raises(InvalidTask, match=rf"{PATH}\.add: (queue|scheduled_at)="),
+        ):
+            tasks.add.using(**changes)
 
     def test_a_naive_run_after_is_refused(self, tasks: Any) -> None:
         with pytest.raises(InvalidTask, match="aware"):

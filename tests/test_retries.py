@@ -154,6 +154,7 @@ def test_what_is_no_condition_is_refused(when: Any) -> None:
         {"factor": "2"},
         {"jitter": "half"},
         {"jitter": True},
+        {"jitter": ["full"]},
     ],
 )
 def test_a_wrong_backoff_is_refused_and_names_the_option(wrong: dict[str, Any]) -> None:
