@@ -31,7 +31,11 @@ def test_more_queues_than_a_notify_can_name_are_any() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", ["", "hello", "[]", "null", "{}", '{"from": "a", "queues": 7}', '{"from": "a", "probe": "x"}']
+    "payload",
+    [
+        *("", "hello", "[]", "null", "{}", '{"from": "a", "queues": 7}', '{"from": "a", "probe": "x"}'),
+        *('{"from": "a", "probe": 1e999}', 5000 * "["),
+    ],
 )
 def test_what_is_not_understood_makes_everybody_look(payload: str) -> None:
     assert Message.decode(payload) == Message(queues=None, cancel=True)

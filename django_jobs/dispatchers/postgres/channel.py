@@ -66,7 +66,7 @@ class Message:
                 cancel=bool(said.get("cancel")),
                 probe=int(said.get("probe", 0)),
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls(queues=None, cancel=True)
 
 
