@@ -14,6 +14,7 @@ from django.db import DatabaseError, connections, transaction
 from django_jobs import clock, concurrency, pauses, registry, retention, signals, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.announcer import announce
+from django_jobs.execution.connections import is_left_open, roll_back
 from django_jobs.execution.endings import UNSTORABLE, ending_of, recorder, settler
 from django_jobs.execution.executor import execute
 from django_jobs.execution.liveness import Liveness
@@ -97,7 +98,7 @@ def _run(row: JobExecution, liveness: Liveness) -> None:
         run.finish_inside = recorder(run, using)
         run.settle = settler(run, using)
     signals.emit(signals.job_started, job, row)
-    with _kept_usable(connections[using]):
+    with _kept_usable(connections[using], job.name):
         outcome = execute(run)
     now = clock.now(using)
     status = _write(run, now, using)
@@ -110,10 +111,15 @@ def _run(row: JobExecution, liveness: Liveness) -> None:
 
 
 @contextlib.contextmanager
-def _kept_usable(connection: Any) -> Iterator[None]:
-    """Roll back what a handler did if a database error has left the caller's transaction unusable."""
+def _kept_usable(connection: Any, culprit: str) -> Iterator[None]:
+    """Roll back what a handler left behind: a transaction that is open, or one that a database error made unusable."""
     if not connection.in_atomic_block:
+        # One that the caller began without Django is the caller's.
+        was_open = connection.connection is not None and is_left_open(connection)
         yield
+        if not was_open and connection.connection is not None and is_left_open(connection):
+            logger.warning("%s left a transaction open on %r; it is rolled back", culprit, connection.alias)
+            roll_back(connection)
         return
     savepoint = connection.savepoint()
     yield

@@ -222,6 +222,24 @@ def test_a_coroutine_that_asks_the_database_does_not_wait_for_the_coroutine_that
     assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.OK}
 
 
+@pytest.mark.parametrize("commits", [pytest.param(True, marks=pytest.mark.django_db(transaction=True))])
+def test_a_transaction_that_a_handler_leaves_open_is_rolled_back_and_told(
+    commit: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: the connection of who pushed stayed without autocommit, and nothing that it wrote later was kept."""
+
+    def leave_open() -> None:
+        transaction.set_autocommit(False)
+        Thing.objects.create(name="of the handler")
+
+    with jobs_of(leave_open) as [leaving]:
+        row = leaving.push()
+    assert connection.get_autocommit()
+    assert now(row).status == Status.OK
+    assert not Thing.objects.exists()
+    assert "tests.leave_open left a transaction open on 'default'; it is rolled back" in caplog.text
+
+
 @both
 def test_an_atomic_job_leaves_all_or_nothing(commit: Callable[[], Any]) -> None:
     def work(fails: bool) -> None:
