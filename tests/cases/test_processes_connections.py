@@ -15,6 +15,7 @@ from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.acc.models import Thing
+from tests.cases.forking.effects import TOGETHER
 from tests.encryption import encryption
 from tests.factories import JobExecutionFactory
 from tests.support import Ledger, Runjobs, assert_consistent, wait_for
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
 
 Start = Callable[..., Runjobs]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.cases.forking.settings"}
+# On SQLite a fork is refused the database.
+FORK = pytest.param("fork", marks=[pytest.mark.postgres, pytest.mark.mysql])
 # What the threads of one process hold beside the handlers' connections; told in docs/howto/deploy.md.
 OWN = 12
 
@@ -110,26 +113,58 @@ def test_no_two_processes_share_an_encrypted_connection(
 def test_a_job_that_uses_multiprocessing_leaves_encrypted_connections_whole(
     method: str, encrypted: dict[str, str], runjobs: Start, ledger: Ledger
 ) -> None:
-    assert_multiplying(runjobs("--concurrency", "4", **encrypted).wait_ready(), method)
+    assert_multiplying(runjobs("--concurrency", str(TOGETHER), **encrypted).wait_ready(), method)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", [FORK, "spawn"])
 def test_a_job_that_uses_multiprocessing_leaves_the_worker_whole(method: str, runjobs: Start, ledger: Ledger) -> None:
     """See above: a fork uses the sockets of its parent, or says goodbye on them."""
-    assert_multiplying(runjobs("--concurrency", "4", **SETTINGS).wait_ready(), method)
+    assert_multiplying(runjobs("--concurrency", str(TOGETHER), **SETTINGS).wait_ready(), method)
 
 
 def assert_multiplying(process: Runjobs, method: str) -> None:
     """Check that processes that handlers make by this method, and these handlers, use the database in peace."""
-    rows = [push("multiplying", name=f"many-{number}", method=method) for number in range(4)]
+    # By then each thread of the worker has its connection. One that opens it holds locks of OpenSSL, which a fork would
+    # keep, as docs/explanation/limits.md says.
+    all_ended(jobs.mark.using(delay=2.5).push())
+    rows = [push("multiplying", name=f"many-{number}", method=method) for number in range(TOGETHER)]
     rows += [push("touching", name=f"one-{number}") for number in range(20)]
     ended = all_ended(*rows)
-    assert [row.result for row in ended if row.job_name == "forking.multiplying"] == [0] * 4
-    assert Thing.objects.filter(name__startswith="many-").count() == 3 * 4
+    assert [row.result for row in ended if row.job_name == "forking.multiplying"] == [0] * TOGETHER
+    assert Thing.objects.filter(name__startswith="many-").count() == 3 * TOGETHER
+    assert_whole(process)
+
+
+def assert_whole(process: Runjobs) -> None:
     assert "lost" not in process.output
     assert "closed" not in process.output
     assert process.stop() == 0, process.output
     assert_consistent()
+
+
+@pytest.mark.sqlite
+def test_on_sqlite_a_fork_is_refused_the_database_and_told_of_spawn(runjobs: Start, ledger: Ledger) -> None:
+    """SQLite copies who locks a file into the fork, which hangs on that, or reads what others write just then."""
+    process = runjobs("--concurrency", str(TOGETHER), **SETTINGS).wait_ready()
+    rows = [push("multiplying", name=f"many-{number}", method="fork") for number in range(TOGETHER)]
+    assert [row.result for row in all_ended(*rows)] == [1] * TOGETHER
+    assert process.output.count('multiprocessing.get_context("spawn")') == TOGETHER
+    assert Thing.objects.filter(name__startswith="many-").count() == 2 * TOGETHER
+    all_ended(*(push("touching", name=f"one-{number}") for number in range(20)))
+    assert_whole(process)
+
+
+def test_a_fork_that_collects_garbage_closes_no_connection_of_the_worker(runjobs: Start) -> None:
+    """A fork forgets the threads that it does not have, and with them who holds their connections.
+
+    Where the driver is mysqlclient, closing one there says goodbye to the server for the thread that uses it here.
+    """
+    process = runjobs("--concurrency", "4", **SETTINGS).wait_ready()
+    (row,) = all_ended(push("collecting"))
+    opened, closed = row.result
+    assert opened > 1
+    assert closed == 0
+    assert_whole(process)
 
 
 def test_a_process_that_a_handler_forks_can_be_terminated(runjobs: Start) -> None:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
+from typing import Any
+
+# So many runs of multiplying() have to be there at once.
+TOGETHER = 4
+
 
 def make(name: str) -> None:
     """Make a Thing over a connection of this process."""
@@ -19,3 +27,17 @@ def wait_for_ever() -> None:
     import time
 
     time.sleep(600)
+
+
+def opened() -> list[weakref.ref[Any]]:
+    """Return the wrappers of Django whose connections are open, whatever thread they belong to."""
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    known = [thing for thing in gc.get_objects() if isinstance(thing, BaseDatabaseWrapper)]
+    return [weakref.ref(wrapper) for wrapper in known if wrapper.connection is not None]
+
+
+def collect(connections: list[weakref.ref[Any]]) -> None:
+    """Collect garbage, and exit with the number of those that are gone."""
+    gc.collect()
+    sys.exit(sum(ref() is None for ref in connections))

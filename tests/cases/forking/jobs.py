@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 
 from django.db import connection, transaction
@@ -26,17 +27,39 @@ def touching(ctx: JobContext, name: str) -> str:
         return str(cursor.fetchone()[0])
 
 
+_used, _started = threading.Barrier(effects.TOGETHER), threading.Barrier(effects.TOGETHER)
+
+
 @job
 def multiplying(ctx: JobContext, name: str, method: str) -> int:
-    """Have another process write while this one holds a connection; return its exit code."""
+    """Have another process write while this one does, over a connection that it holds; return the exit code.
+
+    None begins while the others are in the database: a fork would keep the locks that a library of the driver held.
+    """
     note("START", ctx, name)
     Thing.objects.create(name=f"{name} before")
     process = multiprocessing.get_context(method).Process(target=effects.make, args=(name,))
+    _used.wait(30)
+    process.start()
+    _started.wait(30)
+    give_up_at = time.monotonic() + 45
+    while process.exitcode is None:
+        assert time.monotonic() < give_up_at, "it hangs"
+        assert Thing.objects.filter(name=f"{name} before").exists()
+        process.join(0.1)
+    Thing.objects.create(name=f"{name} after")
+    return process.exitcode
+
+
+@job
+def collecting(ctx: JobContext) -> list[int]:
+    """Have a fork collect garbage; return how many connections are open here, and how many of them it closed."""
+    connections = effects.opened()
+    process = multiprocessing.get_context("fork").Process(target=effects.collect, args=(connections,))
     process.start()
     process.join(30)
-    Thing.objects.create(name=f"{name} after")
     assert process.exitcode is not None, "it hangs"
-    return process.exitcode
+    return [len(connections), process.exitcode]
 
 
 @job
