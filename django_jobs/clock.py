@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,8 +29,17 @@ class _Reading:
     # Database epoch seconds that were returned already: time stands still until it gets there again.
     floor: float = 0.0
 
+    def at(self, moment: float) -> float:
+        """Return the database epoch seconds of an instant of time.monotonic()."""
+        return max(moment + self.offset, self.floor)
+
 
 _readings: dict[str, _Reading] = {}
+# Held while time is told by a reading, so that none is told by the old one once a new one knows what was told.
+_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have held it.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def refresh(using: str) -> None:
@@ -46,10 +57,12 @@ def refresh(using: str) -> None:
         cursor.execute(query)
         epoch = float(cursor.fetchone()[0])
     after = time.monotonic()
-    offset, old = epoch - (before + after) / 2, _readings.get(using)
-    told = 0.0 if old is None else max(after + old.offset, old.floor)
-    floor = told if 0 < told - (after + offset) < JITTER else 0.0
-    _readings[using] = _Reading(offset, after, time.time(), floor)
+    offset = epoch - (before + after) / 2
+    with _lock:
+        moment, old = time.monotonic(), _readings.get(using)
+        told = 0.0 if old is None else old.at(moment)
+        floor = told if 0 < told - (moment + offset) < JITTER else 0.0
+        _readings[using] = _Reading(offset, after, time.time(), floor)
 
 
 def now(using: str) -> datetime:
@@ -59,8 +72,9 @@ def now(using: str) -> datetime:
     reading = _readings.get(using)
     if reading is None or time.monotonic() - reading.monotonic > MAX_AGE or abs(time.time() - reading.wall) > MAX_AGE:
         refresh(using)
-        reading = _readings[using]
-    return EPOCH + timedelta(seconds=max(time.monotonic() + reading.offset, reading.floor))
+    with _lock:
+        seconds = _readings[using].at(time.monotonic())
+    return EPOCH + timedelta(seconds=seconds)
 
 
 def is_within(span: timedelta, at: datetime | None, now: datetime) -> bool:

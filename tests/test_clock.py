@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -154,6 +155,36 @@ def test_a_slow_answer_sets_no_clock_back_and_another_clock_does(host: Host) -> 
     told = clock.now("default")
     clock.refresh("default")
     assert told - clock.now("default") > timedelta(seconds=80)
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_no_thread_tells_a_time_by_a_reading_that_another_one_replaces(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See above: the thread that told when it began was interrupted just before it read the time."""
+    clock.refresh("default")
+    reading = clock._readings["default"]
+    clock._readings["default"] = replace(reading, offset=reading.offset + 0.5)
+
+    def replaced() -> None:
+        clock.refresh("default")
+        connection.close()
+
+    other, read = threading.Thread(target=replaced), host.monotonic
+
+    def interrupted() -> float:
+        monkeypatch.setattr(host, "monotonic", read)
+        other.start()
+        # It is not done before this thread is.
+        other.join(0.3)
+        host.passes(0.2)
+        return host.monotonic()
+
+    monkeypatch.setattr(host, "monotonic", interrupted)
+    told = clock.now("default")
+    other.join()
+    assert clock.now("default") >= told
 
 
 @pytest.mark.postgres
