@@ -19,18 +19,11 @@ from django_jobs.conf import get_settings
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-_lock = threading.Lock()
 _last_tick = 0
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
+_lock = threading.Lock()
 if hasattr(os, "register_at_fork"):
     # Another thread of the parent may have held it.
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def uuid7() -> uuid.UUID:
