@@ -211,15 +211,15 @@ def test_it_waits_for_a_database_that_comes_up(runjobs: Start, tmp_path: Path, l
     from django.db import connections
 
     if settings.ENGINE == "sqlite":
-        link = tmp_path / "database.sqlite3"
         process = runjobs(DATABASE_NAME=str(tmp_path / "absent" / "database.sqlite3"))
         wait_for(lambda: "waiting for the database" in process.output, 15, "it waits")
-        (tmp_path / "absent").mkdir()
-        link = tmp_path / "absent" / "database.sqlite3"
+        # All its files come at once: of a part of them it would make another database.
+        (made := tmp_path / "made").mkdir()
         for suffix in ("", "-wal", "-shm"):
             source = Path(str(connections["default"].settings_dict["NAME"]) + suffix)
             if source.exists():
-                Path(str(link) + suffix).write_bytes(source.read_bytes())
+                (made / f"database.sqlite3{suffix}").write_bytes(source.read_bytes())
+        made.rename(tmp_path / "absent")
         wait_for(lambda: "queues: any" in process.output, 15, "it has begun")
         assert process.stop() == 0
         return

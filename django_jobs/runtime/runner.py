@@ -166,6 +166,9 @@ class Runner:
                 self._close_connections()
                 left = None if end is None else end - time.monotonic()
                 request = self._requests.wait(left) or self._time_is_over()
+            if parts.worker is not None:
+                # Before a line says so: what is pushed after it does not start here.
+                parts.worker.stop_claiming()
             if request.is_patient and parts.worker is not None:
                 request = self._let_end(parts.worker, request, end)
             return self._end(parts.worker, request)
