@@ -19,7 +19,7 @@ from django.db import Error, transaction
 
 from django_jobs import clock, transitions
 from django_jobs.conf import get_settings
-from django_jobs.contention import is_connection_loss, is_contention, passes_over_locks
+from django_jobs.contention import is_connection_loss, is_contention, passes_over_locks, retried
 from django_jobs.execution.endings import UNSTORABLE
 from django_jobs.execution.run import Run
 from django_jobs.fields import uuid7
@@ -91,16 +91,17 @@ class Liveness:
     def tick(self, now: datetime | None = None) -> float:
         """Beat: show that this process is alive, and clear any suspicion; register again when the row is gone."""
         clock.refresh(self.using)
-        beaten = (
-            Worker.objects.using(self.using)
-            .filter(pk=self.worker_id, stopped_at__isnull=True)
-            .update(heartbeat_at=now or clock.now(self.using), suspected_at=None, memory=memory_in_use())
-        )
-        if not beaten:
+        if not self._beat(now, using=self.using):
             logger.warning("this worker was declared dead; it drops its runs and registers again")
             self.on_lost()
             self.register()
         return get_settings().heartbeat_interval
+
+    @retried
+    def _beat(self, now: datetime | None, *, using: str) -> int:
+        """Write the beat, with the time at which it gets through; return 0 if the row is gone."""
+        mine = Worker.objects.using(using).filter(pk=self.worker_id, stopped_at__isnull=True)
+        return mine.update(heartbeat_at=now or clock.now(using), suspected_at=None, memory=memory_in_use())
 
     def retire(self, reason: str) -> None:
         """Mark this process as stopped, so that nobody waits for its next beat."""

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import DataError
+from django.db import DataError, connection
 
 from django_jobs import JobContext, clock
 from django_jobs.execution.endings import UNSTORABLE
@@ -19,6 +19,7 @@ from django_jobs.states import Status
 from tests.execution.test_finisher import ended_run
 from tests.factories import JobExecutionFactory
 from tests.runtime.support import held, in_thread
+from tests.test_contention import BUSY
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,6 +71,23 @@ def test_a_beat_keeps_the_row_fresh_and_clears_suspicion(liveness: Liveness) -> 
     assert row.heartbeat_at > old
     assert row.suspected_at is None
     assert row.memory and row.memory > 1_000_000
+
+
+def test_a_beat_that_collides_with_another_write_is_repeated(liveness: Liveness) -> None:
+    """It failed where others held the one lock of SQLite for longer than its time limit."""
+    old = clock.now("default") - timedelta(hours=1)
+    Worker.objects.update(heartbeat_at=old)
+    collisions = [BUSY]
+
+    def collide(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and collisions:
+            raise collisions.pop()
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(collide):
+        liveness.tick()
+    assert not collisions
+    assert Worker.objects.get().heartbeat_at > old
 
 
 def test_a_beat_that_updates_nothing_drops_all_ownership_and_registers_anew(liveness: Liveness) -> None:
