@@ -17,7 +17,7 @@ from tests.acc import jobs
 from tests.cases.test_stopping import Start, canary
 from tests.support import ROOT, Ledger, Runjobs, assert_consistent, child_environment, sized, wait_for
 
-pytestmark = [pytest.mark.subprocess, pytest.mark.slow, pytest.mark.scale]
+pytestmark = [pytest.mark.subprocess, pytest.mark.slow(25), pytest.mark.scale]
 
 SECONDS = sized(10, 60)
 # In what a process says: errors of the database, and what comes of those that are not dealt with.

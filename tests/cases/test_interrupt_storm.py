@@ -30,7 +30,7 @@ from tests.support import wait_for
 INTERRUPTS = 2000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 # A connection that was just being made is known to nobody: Python closes it as it goes, and would warn of that.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.django_db(transaction=True)

@@ -18,7 +18,7 @@ from tests.support import Ledger, Runjobs, assert_consistent, wait_for
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.subprocess, pytest.mark.slow, pytest.mark.postgres, pytest.mark.mysql]
+pytestmark = [pytest.mark.subprocess, pytest.mark.slow(40), pytest.mark.postgres, pytest.mark.mysql]
 
 ROWS = 10_000
 PORTION = 500

@@ -34,6 +34,7 @@ def memory(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow(20)
 @pytest.mark.scale
 @pytest.mark.django_db(transaction=True)
 def test_many_finished_rows_make_no_claim_slower() -> None:
@@ -72,7 +73,7 @@ def test_many_finished_rows_make_no_claim_slower() -> None:
             assert claimed == []
         return statistics.median(times) * 1000
 
-    rows = sized(230_000 if connection.vendor == "mysql" else 500_000, 500_000)
+    rows = sized(230_000, 500_000)
     with jobs_of(noop) as [noop_job]:
         rate()
         # The best of several: others use the machine too.
@@ -104,6 +105,7 @@ def kept_from_rescue() -> Worker:
     return worker
 
 
+@pytest.mark.slow(40)
 @pytest.mark.scale
 @pytest.mark.subprocess
 def test_old_rows_go_in_portions_beside_the_work_and_a_kill_does_not_matter(
@@ -160,6 +162,7 @@ def test_old_rows_go_in_portions_beside_the_work_and_a_kill_does_not_matter(
     assert "Traceback" not in first.output + second.output
 
 
+@pytest.mark.slow(40)
 @pytest.mark.subprocess
 @pytest.mark.sqlite
 def test_thousands_of_runs_leave_no_memory_behind_with_debug_on(runjobs: Start, ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from django.conf import settings
 from tests.engines import ENGINES, die_with_parent
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.subprocess, *(getattr(pytest.mark, engine) for engine in ENGINES)]
+pytestmark = [pytest.mark.slow(40), pytest.mark.subprocess, *(getattr(pytest.mark, engine) for engine in ENGINES)]
 
 # A run is followed by what it takes to end everything and to drain. With it a run must not outlast the time limit of a
 # test: `make chaos` is for longer ones.
