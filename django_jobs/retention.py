@@ -21,7 +21,7 @@ BATCH = 500
 
 @dataclass(slots=True)
 class Place:
-    """How far the portions of a trim have come: when the last deleted row ended. Each portion moves it.
+    """How far the portions of a trim have come: all that ended before is gone. Each portion moves it.
 
     While some transaction is older than the deletions, MariaDB and PostgreSQL keep the deleted rows in the index, and
     each portion would read all of them again if it began at the start.
@@ -49,9 +49,10 @@ def trim(
     Safe in any number of processes: rows that another one is deleting are skipped.
     """
     place = place or Place()
-    surplus = _surplus(job_name, status, keep, max_age, place.at, now, using)
-    if surplus is None:
+    found = _surplus(job_name, status, keep, max_age, place.at, now, using)
+    if found is None:
         return 0
+    surplus, until = found
     oldest = surplus.order_by("completed_at", "pk").values_list("pk", "completed_at")
     if not passes_over_locks(using):
         # SQLite: read outside the writing transaction, which could not be upgraded from reading to writing.
@@ -61,9 +62,12 @@ def trim(
         with transaction.atomic(using=using):
             rows = list(oldest.select_for_update(skip_locked=True)[:limit])
             # By id alone: these are locked, while a DELETE that read the range again would wait for the skipped ones.
-            found = JobExecution.objects.using(using).filter(pk__in=[pk for pk, _ in rows])
-            deleted = found.delete_finished() if rows else 0
-    if rows:
+            locked = JobExecution.objects.using(using).filter(pk__in=[pk for pk, _ in rows])
+            deleted = locked.delete_finished() if rows else 0
+    if until is not None and len(rows) < limit:
+        # Others may have deleted more of it than this portion.
+        place.at = until
+    elif rows:
         # `or` for the type checker: a finished row always has an end.
         place.at = rows[-1][1] or place.at
     return deleted
@@ -88,22 +92,22 @@ def _surplus(
     since: datetime,
     now: datetime,
     using: str,
-) -> ExecutionQuerySet | None:
-    """Return the rows to delete among those that ended after `since`; None if all of them stay."""
+) -> tuple[ExecutionQuerySet, datetime | None] | None:
+    """Return the rows to delete among those that ended after `since`, and until when; None if all of them stay."""
     # At first, every finished row is within the lower bound. But a range makes SQLite and PostgreSQL use the partial
     # index, rather than another one with a sort of all rows of the job.
     ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__gte=since)
     if keep == 0:
-        return ended
+        return ended, None
     age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)
     expired = None if age is None else now - age
     last = None if keep is None else _last_kept(ended, keep)
     if last is None or (expired is not None and expired > last[0]):
         # By age alone: rows beyond the count are older than that.
-        return None if expired is None else ended.filter(completed_at__lt=expired)
+        return None if expired is None else (ended.filter(completed_at__lt=expired), expired)
     at, pk = last
     # The first condition is the range for the index.
-    return ended.filter(completed_at__lte=at).filter(Q(completed_at__lt=at) | Q(pk__lt=pk))
+    return ended.filter(completed_at__lte=at).filter(Q(completed_at__lt=at) | Q(pk__lt=pk)), at
 
 
 def _last_kept(ended: ExecutionQuerySet, keep: int) -> tuple[datetime, UUID] | None:

@@ -6,21 +6,22 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from django.db import Error, connections, transaction
 
-from django_jobs import clock, retention, transitions
+from django_jobs import clock, transitions
 from django_jobs.contention import is_connection_loss, is_contention
 from django_jobs.execution.endings import UNSTORABLE, ending_of, surplus_of
 from django_jobs.execution.held import Held
+from django_jobs.execution.keeping import Keeping
 from django_jobs.execution.outcomes import Failed, Ok
 from django_jobs.execution.run import Run
 from django_jobs.loop import OnDeath, start_thread
 from django_jobs.models import JobExecution
-from django_jobs.states import FINAL, Status
+from django_jobs.states import Status
 from django_jobs.transitions import Ending
 
 logger = logging.getLogger("django_jobs.finisher")
@@ -31,7 +32,6 @@ BATCH_SECONDS = 0.05
 # Above this many unwritten runs the worker claims nothing more.
 BACKLOG_MAX = 1000
 BACKLOG_BYTES = 16 * 1024 * 1024
-TRIM_EVERY = 1.0
 
 
 class Finisher:
@@ -66,7 +66,7 @@ class Finisher:
         # Ended here, and given up on: the watch ends these rows, which a release would start again.
         self.unstored: set[UUID] = set()
         self._thread: threading.Thread | None = None
-        self._trimmed: dict[tuple[str, Status], float] = {}
+        self._keeping = Keeping(using=using)
 
     def start(self) -> None:
         """Start the thread."""
@@ -203,13 +203,13 @@ class Finisher:
                 self._split(batch)
                 return
         self._tell([(run, status, now) for run, status in ended])
-        self._trim({(run.job.name, status): run for run, status in ended if status in FINAL})
+        self._keeping.trim(ended)
 
     def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> list[tuple[Run, Status]]:
         surplus = surplus_of(batch)
         # Atomic runs wrote their own end; that of a job that keeps none is still to go.
         recorded = [run for run in batch if run.recorded]
-        self._discard(run for run in recorded if run.job.retention(Status.OK) == 0)
+        self._keeping.discard((run, Status.OK) for run in recorded)
         endings = {
             run: ending
             for run in batch
@@ -226,21 +226,11 @@ class Finisher:
             else:
                 ended.append((run, status))
         # A mark turned these into what their job keeps none of.
-        self._discard(run for run, status in ended if _is_unkept_cancel(run, status))
+        self._keeping.discard((run, status) for run, status in ended if status is Status.CANCELLED)
         if missing:
             held = transitions.still_running(missing, using=self._using)
             self._held.put([run for run in endings if run.execution.pk in held])
         return ended
-
-    def _discard(self, runs: Iterable[Run]) -> None:
-        """Delete finished rows that their jobs keep none of; what cannot go now goes with the next trim."""
-        if ids := [run.execution.pk for run in runs]:
-            try:
-                retention.discard(ids, using=self._using)
-            except Error as error:
-                if is_connection_loss(error, self._using):
-                    raise
-                logger.debug("%d executions were not deleted: %s", len(ids), error)
 
     def _settled(self, endings: list[Ending], now: datetime) -> dict[UUID, Status]:
         """Find what a commit did whose reply was lost with the connection: our own writes carry our `now`."""
@@ -321,22 +311,3 @@ class Finisher:
 
     def _fixed_text(self, run: Run, now: datetime) -> Ending | None:
         return transitions.fail(run.execution, error=UNSTORABLE)
-
-    def _trim(self, ended: dict[tuple[str, Status], Run]) -> None:
-        """Delete older surplus, at most once a second for each job and status; the hourly trim mends a failure."""
-        moment = time.monotonic()
-        for (name, status), run in ended.items():
-            keep = run.job.retention(status)
-            if not keep or moment - self._trimmed.get((name, status), -TRIM_EVERY) < TRIM_EVERY:
-                continue
-            self._trimmed[name, status] = moment
-            try:
-                now = clock.now(self._using)
-                max_age = run.job.effective_keep.max_age
-                retention.trim(name, status, keep, max_age, now=now, using=self._using)
-            except Error as error:
-                logger.debug("old executions of %s were not trimmed: %s", name, error)
-
-
-def _is_unkept_cancel(run: Run, status: Status) -> bool:
-    return status is Status.CANCELLED and run.job.retention(Status.CANCELLED) == 0

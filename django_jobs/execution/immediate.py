@@ -11,18 +11,19 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
-from django_jobs import clock, concurrency, pauses, registry, retention, signals, transitions
+from django_jobs import clock, concurrency, pauses, registry, signals, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.announcer import announce
 from django_jobs.execution.connections import is_left_open, roll_back
 from django_jobs.execution.endings import UNSTORABLE, ending_of, recorder, settler
 from django_jobs.execution.executor import execute
+from django_jobs.execution.keeping import Keeping
 from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.outcomes import Failed
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution, Worker
-from django_jobs.states import FINAL, Status
+from django_jobs.states import Status
 from django_jobs.transitions import Ending
 
 logger = logging.getLogger("django_jobs.immediate")
@@ -104,7 +105,9 @@ def _run(row: JobExecution, liveness: Liveness) -> None:
     status = _write(run, now, using)
     if status is not None:
         announce(run, status, now)
-        _keep_few(run, status, now, using)
+        keeping = Keeping(using=using)
+        keeping.discard([(run, status)])
+        keeping.trim([(run, status)])
     if isinstance(outcome, Failed) and isinstance(outcome.exception, KeyboardInterrupt):
         # Ctrl-C is meant for this process, not only for the job.
         raise outcome.exception
@@ -150,12 +153,3 @@ def _finish(ending: Ending, now: datetime, using: str) -> Status | None:
     # A savepoint in the transaction of a test, so that something else can be written if this is refused.
     with transaction.atomic(using=using):
         return transitions.finish([ending], now=now, using=using).get(ending.execution_id)
-
-
-def _keep_few(run: Run, status: Status, now: datetime, using: str) -> None:
-    """Delete executions that the job does not keep, as the finisher does."""
-    keep = run.job.retention(status) if status in FINAL else None
-    if keep == 0:
-        retention.discard([run.execution.pk], using=using)
-    elif keep is not None:
-        retention.trim(run.job.name, status, keep, run.job.effective_keep.max_age, now=now, using=using)
