@@ -1,4 +1,4 @@
-"""@job and Job: what one job is, and the calls a project makes on it; the work behind the calls is in services."""
+"""@job and Job: the definition of a job, and the calls that projects make on it; services do the work behind them."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ P = ParamSpec("P")
 class Job(Policy, Generic[P]):
     """One registered job; made by @job. Two jobs are equal when their names are."""
 
-    # Not slotted: __doc__, __name__ and __wrapped__ of the handler live on the instance, as functools.wraps puts them.
+    # Not slotted: functools.wraps() puts __doc__, __name__ and __wrapped__ of the handler on the instance.
     func: Callable[..., Any]
     schema: Schema
     is_async: bool
-    # Was the name made from app and function, not given?
+    # Was the name derived from app and function, rather than given?
     is_default_name: bool = False
-    # The import of the module that defined the handler, taken then: a reload puts another one into the same module.
+    # The import spec of the module that defined the handler, at that time: a reload puts another one into the module.
     module_spec: Any = None
     # What using() set on this copy.
     options: PushOptions = field(default_factory=PushOptions)
 
-    # Does a template, which calls what can be called, leave a job in its context alone? It would run the handler.
+    # Must templates, which call any callable, not call a job in their context? That would run the handler.
     do_not_call_in_templates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Wear the handler's name and documentation."""
+        """Take on the handler's name and documentation."""
         for attribute in functools.WRAPPER_ASSIGNMENTS:
             self.__dict__[attribute] = getattr(self.func, attribute, None)
         self.__dict__["__wrapped__"] = self.func
@@ -62,7 +62,7 @@ class Job(Policy, Generic[P]):
         return f"<Job {self.name}>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        raise TypeError(f"{self.name}: a Job is not pickled; send its name and call registry.get(name) there.")
+        raise TypeError(f"{self.name}: a Job cannot be pickled; send its name and call registry.get(name) there.")
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run the handler here and now, without a row; a context is supplied if it takes one."""
@@ -80,7 +80,7 @@ class Job(Policy, Generic[P]):
     def push(self, /, *args: P.args, **kwargs: P.kwargs) -> JobExecution:
         """Add an execution with these arguments to the outbox; it runs after the transaction commits.
 
-        Raises InvalidPayload, before anything is written. `created` of the returned row says whether a key found a live
+        Raises InvalidPayload before anything is written. `created` of the returned row is False if the key found a live
         one.
         """
         from django_jobs import services
@@ -94,7 +94,7 @@ class Job(Policy, Generic[P]):
         return await services.apush(self.base, self.options, self._dumped(args, kwargs))
 
     def push_many(self, items: Iterable[Mapping[str, Any] | Item], /) -> list[JobExecution]:
-        """Add one execution for each dict of arguments, or item(), all or none of them; the order is kept."""
+        """Add one execution for each dict of arguments or item(), all or none; returns them in the same order."""
         from django_jobs import services
 
         return services.push_many(self._items(items))
@@ -106,9 +106,9 @@ class Job(Policy, Generic[P]):
         return await services.apush_many(self._items(items))
 
     def item(self, /, *args: Any, **values: Any) -> Item:
-        """Return one entry for push_many(): arguments of the handler, and options of using() under their names.
+        """Return one entry for push_many(): arguments of the handler, and options of using(), by name.
 
-        A name that is both belongs to the handler; such an option is given by `job.using(…).item(…)`.
+        A name that is both belongs to the handler; give such an option by `job.using(…).item(…)`.
         """
         given = {name: values.pop(name) for name in check.PUSH if name in values and name not in self.schema.parameters}
         job = self.using(**given) if given else self
@@ -125,7 +125,7 @@ class Job(Policy, Generic[P]):
         organization_id: str | int | UUID | None = UNSET,
         by: Any = UNSET,
     ) -> Job[P]:
-        """Return a copy whose pushes carry these options; scheduled_at wins over delay. Raises DefinitionError."""
+        """Return a copy whose pushes have these options; scheduled_at overrides delay. Raises DefinitionError."""
         given = {
             "key": key,
             "delay": delay,
@@ -142,7 +142,7 @@ class Job(Policy, Generic[P]):
         return copy
 
     def trigger(self, *, by: Any = None) -> JobExecution:
-        """Run a cron job now; raise AlreadyRunning when overlap="skip" and an execution of it lives."""
+        """Run a cron job now; raise AlreadyRunning if overlap="skip" and an execution of it is live."""
         from django_jobs import services
 
         return services.trigger(self, by=by)
@@ -154,7 +154,7 @@ class Job(Policy, Generic[P]):
         return await services.atrigger(self, by=by)
 
     def pause(self, *, by: Any = None) -> bool:
-        """Start no execution and fire no tick of this job, in any process, until resume(); False if it was paused."""
+        """Start no execution and fire no tick of this job, in any process, until resume(); False if already paused."""
         from django_jobs import services
 
         return services.pause_job(self.name, by=by)
@@ -166,7 +166,7 @@ class Job(Policy, Generic[P]):
         return await services.apause_job(self.name, by=by)
 
     def resume(self, *, by: Any = None) -> bool:
-        """End a pause: what waited runs, ticks that came meanwhile do not; False if the job was not paused."""
+        """End a pause: waiting executions run, ticks that came in the meantime do not; False if it was not paused."""
         from django_jobs import services
 
         return services.resume_job(self.name, by=by)
@@ -179,12 +179,12 @@ class Job(Policy, Generic[P]):
 
     @functools.cached_property
     def base(self) -> Job[P]:
-        """The job as it is registered, for copies made by using(); the sender of the signals."""
+        """The registered job, of which using() makes copies; the sender of the signals."""
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that its rows may carry: its own first, then its aliases."""
+        """Every name that its rows may have: its own first, then its aliases."""
         return (self.name, *self.aliases)
 
     @property
@@ -194,17 +194,17 @@ class Job(Policy, Generic[P]):
 
     @property
     def mode(self) -> str:
-        """How its runs start: "cron", or the `kind` of the dispatcher, as "database", "queue" (redis) or "direct"."""
+        """What starts its runs: "cron", or the `kind` of the dispatcher: "database", "queue" (redis) or "direct"."""
         from django_jobs import services
 
         return services.mode(self)
 
     def resolve(self) -> None:
-        """Settle what waited for other modules; raise DefinitionError for what turns out to be wrong."""
+        """Resolve what had to wait for other modules; raise DefinitionError if it turns out to be wrong."""
         self.schema.resolve()
         if self.is_default_name and (name := registry.default_name(self.func)) != self.name:
             raise DefinitionError(
-                f"{self.name} was defined before the app registry was ready and its app turned out to make it {name}: "
+                f"{self.name} was defined before the app registry was ready, and its app turned out to name it {name}: "
                 f"give it name=…, or import {self.func.__module__} later."
             )
         if self.cron is not None and self.schema.required:
@@ -219,7 +219,7 @@ class Job(Policy, Generic[P]):
         for index, item in enumerate(items):
             if isinstance(item, Item):
                 if item.job != self:
-                    raise DefinitionError(f"{self.name}: item {index} is one of {item.job.name}; push it there.")
+                    raise DefinitionError(f"{self.name}: item {index} is for {item.job.name}; push it there.")
                 made.append(item)
             elif isinstance(item, Mapping):
                 try:
@@ -233,7 +233,7 @@ class Job(Policy, Generic[P]):
 
     def _check_pushed(self) -> None:
         if self.cron is not None:
-            raise DefinitionError(f"{self.name} is a cron job, which nobody pushes; call trigger() to run it now.")
+            raise DefinitionError(f"{self.name} is a cron job, which cannot be pushed; call trigger() to run it now.")
 
     async def _acall(self, context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = enter_context(context)
@@ -243,7 +243,7 @@ class Job(Policy, Generic[P]):
             leave_context(token)
 
 
-# A template calls what it names, but not these.
+# Templates call what they name; not these.
 for _verb in (
     *("push", "apush", "push_many", "apush_many", "trigger", "atrigger"),
     *("pause", "apause", "resume", "aresume"),
@@ -261,7 +261,7 @@ class Item:
 
 
 class JobDecorator(Protocol):
-    """What `job(…)` with options returns; a leading JobContext is no parameter of the job."""
+    """The type of `job(…)` with options; a leading JobContext is not a parameter of the job."""
 
     @overload
     def __call__(self, func: Callable[Concatenate[JobContext, P], Any], /) -> Job[P]: ...
@@ -276,8 +276,8 @@ def job(func: Callable[P, Any], /) -> Job[P]: ...
 @overload
 def job(**options: Unpack[JobOptions]) -> JobDecorator: ...
 def job(func: Any = None, /, **options: Any) -> Any:
-    """Register a function as a job, bare or with options; raise DefinitionError for everything that is wrong."""
-    # The locals of a job that is made inside a function: its annotations may name classes made there.
+    """Register a function as a job, with or without options; raise DefinitionError if anything is wrong."""
+    # The locals around a job that is defined inside a function: its annotations may name classes defined there.
     frame = sys._getframe(1)
     localns = frame.f_locals if frame.f_locals is not frame.f_globals else None
     if func is None:
@@ -316,10 +316,12 @@ def _define(func: Any, options: dict[str, Any], localns: Mapping[str, Any] | Non
 def _check_function(func: Any, name: Any) -> None:
     plain = inspect.unwrap(func) if callable(func) and not isinstance(func, Job) else func
     if not inspect.isfunction(plain) or isinstance(func, type):
-        what = "a job already" if isinstance(func, Job) else f"{func!r}"
+        what = "already a job" if isinstance(func, Job) else f"{func!r}"
         raise DefinitionError(f"@job decorates a plain function, written `@job` or `@job(name=…)`; this is {what}.")
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-        raise DefinitionError(f"{func.__qualname__}: a generator is no handler; nobody would iterate it. Use a loop.")
+        raise DefinitionError(
+            f"{func.__qualname__}: a generator cannot be a handler; nobody would iterate it. Use a loop."
+        )
     if func.__name__ == "<lambda>" and name is None:
         raise DefinitionError(
             "@job decorates a plain function; a lambda has no name for its rows. Write a def, or name=…."
@@ -337,5 +339,5 @@ def _description(func: Any, given: Any) -> str:
 def _split(made: Job[...]) -> str:
     return (
         f"{made.name} is a cron job, but its handler needs {', '.join(sorted(made.schema.required))}. A job is cron or "
-        f"pushed, never both: split it into a cron job that takes nothing and a pushed one that it pushes."
+        f"pushed, never both: split it into a cron job without parameters and another job that it pushes."
     )

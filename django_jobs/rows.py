@@ -1,4 +1,4 @@
-"""Executions to and from the driver's own forms, for statements written by hand: of transitions, keys and stage."""
+"""Convert executions to and from the driver's values, for handwritten statements of transitions, keys and stage."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = JobExecution._meta.db_table
-# Under which names the values of a row are kept, and which positions need which converters.
+# The names under which an instance keeps the values of a row, and the converters by position.
 Plan = tuple[list[str], list[tuple[int, list[Callable[..., Any]]]]]
 
 
 class Columns:
-    """Some columns of executions: the SQL that reads them, and executions built from the rows that come."""
+    """Some columns of executions: the SQL that reads them, and executions built from the rows."""
 
     def __init__(self, names: Collection[str], *, instants_as_seconds: bool = False) -> None:
-        """Take the names of columns; `instants_as_seconds` is for instants that are past, and cheaper."""
+        """Take names of columns; `instants_as_seconds` is cheaper, but only for instants in the past."""
         self._fields = [field for field in JobExecution._meta.concrete_fields if field.attname in names]
         self._instants_as_seconds = instants_as_seconds
         # By vendor.
@@ -40,7 +40,7 @@ class Columns:
         self._plans: dict[tuple[str, bool], Plan] = {}
 
     def sql(self, connection: BaseDatabaseWrapper) -> str:
-        """Return them as a list for SELECT or RETURNING, each quoted."""
+        """Return the quoted columns, separated by commas, for SELECT or RETURNING."""
         if (sql := self._sql.get(connection.vendor)) is None:
             sql = self._sql[connection.vendor] = ", ".join(self._column(field, connection) for field in self._fields)
         return sql
@@ -73,17 +73,17 @@ class Columns:
         return f"date_part('epoch', {name})" if self._comes_as_seconds(field, connection) else name
 
     def _comes_as_seconds(self, field: Any, connection: BaseDatabaseWrapper) -> bool:
-        # The text of an instant, through Django's loader, costs a claim as much as ten other columns. Until the year
-        # 2106 a float holds half a microsecond.
+        # Django's loader for the text of an instant costs a claim as much as ten other columns. Until the year 2106,
+        # a float is precise to half a microsecond.
         return self._instants_as_seconds and connection.vendor == "postgresql" and isinstance(field, UTCDateTimeField)
 
     def _plan(self, connection: BaseDatabaseWrapper, *, use_tz: bool) -> Plan:
-        # psycopg hands out aware datetimes under USE_TZ already.
+        # Under USE_TZ, psycopg returns aware datetimes already.
         ready: tuple[type, ...] = (UTCDateTimeField,) if connection.vendor == "postgresql" and use_tz else ()
         names, converters = [], []
         for position, field in enumerate(self._fields):
             if isinstance(field, StrictJSONField):
-                # All databases give text, which is read when somebody asks.
+                # All databases return text, which is parsed on access.
                 names.append(text_name(field.attname))
                 continue
             names.append(field.attname)
@@ -110,7 +110,7 @@ def _converted(
 
 
 def filled(row: JobExecution, connection: BaseDatabaseWrapper) -> tuple[list[str], list[Any]]:
-    """Return the columns of a row that have a value, each quoted, and the values as parameters."""
+    """Return the quoted columns of a row that have a value, and the values as parameters."""
     names, values = [], []
     for attname, name, prepare in _writers(connection.alias):
         if (value := getattr(row, attname)) is not None:
@@ -121,7 +121,7 @@ def filled(row: JobExecution, connection: BaseDatabaseWrapper) -> tuple[list[str
 
 @lru_cache(maxsize=8)
 def _writers(alias: str) -> list[tuple[str, str, Callable[[Any, BaseDatabaseWrapper], Any]]]:
-    """Return for each field where its value is kept, its quoted column, and what makes a parameter of the value."""
+    """Return each field's attribute, its quoted column, and the function that makes a parameter of the value."""
     fields: Iterable[Any] = JobExecution._meta.concrete_fields
     quote = connections[alias].ops.quote_name
     return [(field.attname, quote(field.column), _writer(field)) for field in fields]
@@ -151,22 +151,22 @@ def identity(value: UUID, connection: BaseDatabaseWrapper) -> Any:
 
 
 def among(ids: Sequence[UUID], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-    """Return the condition that an id is one of these, to stand behind the column, and its parameters."""
+    """Return the condition that an id is one of these, to follow the column, and its parameters."""
     if connection.vendor == "postgresql":
-        # In one parameter: to quote a hundred one by one takes as long as to delete their rows.
+        # In one parameter: quoting a hundred one by one takes as long as deleting their rows.
         return "= ANY (%s::uuid[])", [f"{{{','.join([pk.hex for pk in ids])}}}"]
     return f"IN ({', '.join(['%s'] * len(ids))})", [identity(pk, connection) for pk in ids]
 
 
 def of_jobs(names: Sequence[str], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-    """Return the condition that a row is of a job under one of these names, and its parameters.
+    """Return the condition that a row's job has one of these names, and its parameters.
 
-    It stands beside others by which an index is chosen, as in ExecutionQuerySet.among_jobs().
+    It is a filter beside conditions that choose an index, as in ExecutionQuerySet.among_jobs().
     """
     known = f"job_name IN ({', '.join(['%s'] * len(names))})"
     if connection.vendor == "postgresql":
-        # Beside much history the planner takes job and status for unrelated, expects next to no rows, and would rather
-        # fetch and sort all that is pending than walk the claim index. It cannot look into a CASE: it expects half.
+        # With much history, the planner takes job and status for independent, expects hardly any rows, and would rather
+        # fetch and sort all pending ones than walk the claim index. It cannot look into a CASE, and expects half.
         known = f"CASE WHEN {known} THEN true ELSE false END"
     return known, [*names]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import Q
 
-# Before the name of a queue that is left out; no name begins so.
+# Prefix of an excluded queue's name; no name begins with it.
 LEFT_OUT = "-"
 
 
@@ -21,14 +21,14 @@ class Served:
 
     @classmethod
     def of(cls, queues: Collection[str] | None, exclude: Collection[str]) -> Served:
-        """Return what a process serves that was told these queues, None for any, and to leave some out."""
+        """Return what a process serves with these options; `queues` None means any."""
         if queues is None:
             return cls(names=frozenset(exclude), is_any_but=True)
         return cls(names=frozenset(queues).difference(exclude))
 
     @classmethod
     def from_row(cls, queues: Sequence[str] | None) -> Served:
-        """Return what `Worker.queues` says."""
+        """Return the value of `Worker.queues` as Served."""
         if queues is not None and not all(name.startswith(LEFT_OUT) for name in queues):
             return cls(names=frozenset(queues))
         return cls(names=frozenset(name.removeprefix(LEFT_OUT) for name in queues or ()), is_any_but=queues != [])
@@ -61,11 +61,11 @@ class Served:
         return self.is_any_but or bool(self.names)
 
     def among(self, known: frozenset[str]) -> frozenset[str]:
-        """Return the names of its queues; where it serves all but some, of those that are known."""
+        """Return the names of its queues; if it serves any but some, those among the known ones."""
         return known - self.names if self.is_any_but else self.names
 
     def condition(self) -> Q:
-        """Return the condition on rows that they are of these queues."""
+        """Return the condition that a row is in one of these queues."""
         named = Q(queue__in=self.names)
         if not self.is_any_but:
             return named

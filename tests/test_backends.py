@@ -129,7 +129,7 @@ class TestDefinition:
             tasks.add.using(run_after=timezone.now().replace(tzinfo=None))
 
     def test_a_generator_is_refused_by_name(self, tasks: Any) -> None:
-        with pytest.raises(InvalidTask, match="generate: a generator is no handler"):
+        with pytest.raises(InvalidTask, match="generate: a generator cannot be a handler"):
             task(generate)
 
     def test_a_name_that_no_row_can_have_is_refused_with_the_mend(

@@ -112,7 +112,7 @@ def test_a_job_is_frozen(send: Job[...]) -> None:
 
 
 def test_a_job_is_not_pickled(send: Job[...]) -> None:
-    with pytest.raises(TypeError, match="not pickled; send its name"):
+    with pytest.raises(TypeError, match="cannot be pickled; send its name"):
         pickle.dumps(send)
 
 
@@ -231,8 +231,8 @@ async def agenerator() -> Any:
         (functools.partial(nothing), "decorates a plain function"),
         (len, "decorates a plain function"),
         (Callable.method, "a method cannot be a handler"),
-        (generator, "a generator is no handler"),
-        (agenerator, "a generator is no handler"),
+        (generator, "a generator cannot be a handler"),
+        (agenerator, "a generator cannot be a handler"),
     ],
 )
 def test_what_is_no_plain_function_is_refused(func: Any, message: str) -> None:
@@ -247,7 +247,7 @@ def test_a_lambda_needs_a_name() -> None:
 
 
 def test_a_job_is_not_decorated_twice(send: Job[...]) -> None:
-    with pytest.raises(DefinitionError, match="a job already"):
+    with pytest.raises(DefinitionError, match="already a job"):
         job(send)
 
 
@@ -542,7 +542,7 @@ def test_many_pushes_are_checked_before_the_first_is_written(send: Job[...], mon
 
 
 def test_an_item_of_another_job_is_refused(send: Job[...]) -> None:
-    with pytest.raises(DefinitionError, match=r"item 0 is one of shop\.nothing"):
+    with pytest.raises(DefinitionError, match=r"item 0 is for shop\.nothing"):
         send.push_many([make().item()])
     with pytest.raises(InvalidPayload, match="item 0 is int"):
         send.push_many([5])  # type: ignore[list-item]

@@ -317,7 +317,7 @@ def test_an_early_name_that_the_app_contradicts_is_refused_when_apps_are_ready(
     monkeypatch.setattr(registry, "apps", unready())
     importlib.import_module("early.deep.jobs")
     monkeypatch.setattr(registry, "apps", Apps(["early"]))
-    with pytest.raises(DefinitionError, match=r"deep\.work was defined before .* make it early\.work"):
+    with pytest.raises(DefinitionError, match=r"deep\.work was defined before .* name it early\.work"):
         registry.get("deep.work").resolve()
 
 

@@ -1,7 +1,8 @@
 """Every write of `status`: one verb per transition, each a guarded UPDATE; workers, services and the runtime call them.
 
-No verb raises because somebody else was faster: the number of rows, or their ids, says what happened. Assignments read
-only columns that their statement has not assigned yet, and `status` is last: MariaDB evaluates SET from left to right.
+No verb raises because another process was faster: the number of rows, or their ids, tells what happened. Assignments
+read only columns that their statement has not assigned yet, and `status` is last: MariaDB evaluates SET from left to
+right.
 """
 
 from __future__ import annotations

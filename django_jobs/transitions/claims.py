@@ -1,4 +1,4 @@
-"""PENDING to RUNNING: how workers, and processes that run what they push, take rows for themselves."""
+"""PENDING to RUNNING: how workers, and processes in direct or immediate mode, take rows for themselves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from django_jobs.definition import Job
 
 WORKER_TABLE = Worker._meta.db_table
-# What a run and its receivers read; the rest is fetched for those who ask, while the row is there. Each column costs
-# every row of every claim.
+# The columns that a run and its receivers read; others are fetched on access, while the row exists. Each column adds
+# to the cost of every row of every claim.
 CLAIMED = rows.Columns(
     {
         "id",
@@ -63,8 +63,8 @@ def claim(
 ) -> list[JobExecution]:
     """Move up to `limit` pending rows of one queue to RUNNING for this worker, best first; called by workers.
 
-    With `ids` only of those: direct mode was told of them, and of jobs with a limit the best are chosen beforehand.
-    Takes nothing unless the worker's own row beat within `lost_after` seconds: a worker that others may already have
+    With `ids`, only among these: those that direct mode was told of, or the best of a job with a limit.
+    Takes nothing unless the worker's own row has beaten within `lost_after` seconds: a worker that others may have
     declared dead must not start anything.
     """
     if not names or limit < 1 or ids == []:
@@ -74,7 +74,7 @@ def claim(
     rank = connection.ops.quote_name("rank")
     fresh = f"EXISTS (SELECT 1 FROM {WORKER_TABLE} WHERE id = %s AND stopped_at IS NULL AND heartbeat_at > %s)"
     known, known_names = rows.of_jobs(names, connection)
-    # To spare itself a sort, SQLite would walk the claim index past all that is pending; a plus keeps it from that.
+    # To avoid a sort, SQLite would walk the claim index through all pending rows; the plus prevents that.
     in_queue = "+queue" if ids is not None and connection.vendor == "sqlite" else "queue"
     told, told_ids = ("", []) if ids is None else rows.among(ids, connection)
     best = (
@@ -91,15 +91,15 @@ def claim(
         "started_at": now,
         "updated_at": now,
         "completed_at": None,
-        # As in every pending row.
+        # True of every pending row.
         "parked_reason": "",
         "cancel_requested_at": None,
     }
     if connection.vendor == "mysql":
         return _claim_in_two_steps(connection, best, chosen, changed, written)
     if connection.vendor == "postgresql":
-        # An array is made once: a plain subquery may run again for each row, and lock more of them than the limit. The
-        # planner needs half as long for it as for a join with a CTE.
+        # An array is evaluated once: a plain subquery may run again for each row, and lock more rows than the limit.
+        # Planning takes half as long as for a join with a CTE.
         those = f"id = ANY (ARRAY (SELECT id {best} FOR NO KEY UPDATE SKIP LOCKED))"
     else:
         those = f"id IN (SELECT id {best}) AND status = 'pending'"
@@ -107,7 +107,7 @@ def claim(
     with connection.cursor() as cursor:
         cursor.execute(statement, [*changed, *chosen])
         claimed = CLAIMED.executions(cursor.fetchall(), connection, **written)
-    # RETURNING promises no order.
+    # RETURNING does not promise an order.
     claimed.sort(key=lambda row: (row.rank, row.scheduled_at, row.id))
     return claimed
 
@@ -130,22 +130,22 @@ def _claim_in_two_steps(
 
 @retried
 def claim_within(job: Job[...], *, limit: int, using: str, **options: Any) -> list[JobExecution]:
-    """Claim rows of one job with `concurrency=`, never more than may still run; called by workers.
+    """Claim rows of one job with `concurrency=`, never more than its limit allows; called by workers.
 
-    Judged under a lock on the job's state: while another process has that, nothing is taken. `options` are those of
+    Checked under a lock on the job's state: while another process holds it, nothing is taken. `options` are those of
     claim().
     """
     if job.concurrency is None:
-        raise ValueError(f"{job.name} has no concurrency=; expected a job with one, others are claimed by claim().")
+        raise ValueError(f"{job.name} has no concurrency=; use claim() for such a job.")
     running = concurrency.running(job, using=using)
-    # First without the lock, so that those who come in vain hold up nobody.
+    # First without the lock, so that a claim in vain does not hold up others.
     if running.count() >= job.concurrency:
         return []
     is_outermost = not connections[using].in_atomic_block
     with short_transaction(using):
         if is_outermost and connections[using].vendor == "postgresql":
             with connections[using].cursor() as cursor:
-                # Above that level the count would not see what was committed until the lock was free.
+                # At a higher level the count would not see what was committed before the lock was free.
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         if not _hold_state(job.name, using):
             return []
@@ -157,12 +157,12 @@ def _hold_state(job_name: str, using: str) -> bool:
     """Lock the state of a job for this transaction; return False while another one has it."""
     states = JobState.objects.using(using).filter(job_name=job_name)
     if passes_over_locks(using):
-        # Without waiting: who holds it may be frozen, and there are other jobs to run.
+        # Without waiting: its holder may be frozen, and there are other jobs to run.
         held = bool(states.select_for_update(skip_locked=True).values_list("pk", flat=True))
     else:
-        # SQLite has one lock for all writes, and this is one.
+        # On SQLite any write takes the only lock.
         held = bool(states.update(skips=F("skips")))
     if not held and not states.exists():
-        # The first run of the job there ever was: the next look finds it.
+        # The first claim ever of this job: the next one finds the row.
         JobState.objects.using(using).bulk_create([JobState(job_name=job_name)], ignore_conflicts=True)
     return held

@@ -18,7 +18,7 @@ class Ending(NamedTuple):
     execution_id: UUID
     run_no: int
     status: Status
-    # Give the attempt back: the run is not held against the job.
+    # Give the attempt back: the run does not count.
     refund: bool = False
     scheduled_at: datetime | None = None
     error: str | None = None
@@ -27,12 +27,12 @@ class Ending(NamedTuple):
     logs: list[Any] | None = None
     result: Any = None
     progress: Any = None
-    # Delete the row instead, since its job keeps none of these.
+    # Delete the row instead, since its job keeps no such rows.
     drop: bool = False
 
 
 def succeed(row: JobExecution, **detail: Any) -> Ending:
-    """End a run well; a cancel mark that came too late changes nothing."""
+    """End a run as OK, even if a cancel mark came too late."""
     return Ending(execution_id=row.pk, run_no=row.run_no, status=Status.OK, error="", **detail)
 
 
@@ -45,7 +45,7 @@ def fail(row: JobExecution, *, error: str, entry: dict[str, Any] | None = None, 
 def reschedule(
     row: JobExecution, *, at: datetime, error: str | None = None, entry: dict[str, Any] | None = None, **detail: Any
 ) -> Ending:
-    """Park a run for its next try, or, with `refund`, as the handler itself asked; a marked row ends CANCELLED."""
+    """Schedule the next attempt or, with `refund`, a run that the handler asked for; a marked row ends CANCELLED."""
     errors = with_entry(row.errors, entry)
     return Ending(
         execution_id=row.pk,
@@ -59,7 +59,7 @@ def reschedule(
 
 
 def release(row: JobExecution, **detail: Any) -> Ending:
-    """Hand a run back untried: PENDING, the attempt not counted; a marked row ends CANCELLED."""
+    """Hand a run back: PENDING, and the attempt does not count; a marked row ends CANCELLED."""
     return Ending(execution_id=row.pk, run_no=row.run_no, status=Status.PENDING, refund=True, **detail)
 
 
@@ -70,5 +70,5 @@ def abort(row: JobExecution, *, entry: dict[str, Any] | None = None, **detail: A
 
 
 def with_entry(errors: list[Any], entry: dict[str, Any] | None) -> list[Any] | None:
-    """Return the error history with one more entry, the newest twenty; None when there is nothing to add."""
+    """Return the error history with one more entry, at most the newest twenty; None when there is nothing to add."""
     return None if entry is None else [*errors, entry][-ERRORS_KEPT:]

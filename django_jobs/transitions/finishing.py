@@ -1,4 +1,4 @@
-"""RUNNING to whatever a run came to: write endings, many at once, each fenced by the number of its run."""
+"""RUNNING to the outcome of a run: write endings, many at once, each fenced by the number of its run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from django_jobs.transitions.endings import Ending
 
 
 class _Incomplete(Exception):
-    """Some rows of a batch were no longer this worker's."""
+    """Some rows of a batch no longer belonged to this worker."""
 
 
 @retried
 def finish(endings: Sequence[Ending], *, now: datetime, using: str, wait: bool = True) -> dict[UUID, Status]:
     """Write how runs ended, in one transaction; return the rows that moved with the status they got.
 
-    A row that is missing from the answer was not this run's any more: somebody rescued, finished or deleted it. With
-    `wait=False` it may also be one that another transaction holds, which still_running() tells; on SQLite, where one
-    writer holds all rows, this waits in any case.
+    A row that is missing in the answer no longer belonged to its run: it was rescued, finished or deleted. With
+    `wait=False` it may also be held by another transaction, which still_running() tells; on SQLite, where one writer
+    holds all rows, this waits in any case.
     """
     connection = connections[using]
     wait = wait or not passes_over_locks(using)
     try:
         with transaction.atomic(using=using, savepoint=len(endings) > 1):
             if not wait and connection.vendor == "mysql":
-                # No UPDATE passes over locked rows, and none may read its own table for those that are free.
+                # An UPDATE cannot skip locked rows, nor read its own table to find those that are free.
                 endings, wait = _free(endings, connection), True
             return _finish_all(endings, now, connection, wait)
     except _Incomplete:
@@ -46,15 +46,15 @@ def finish(endings: Sequence[Ending], *, now: datetime, using: str, wait: bool =
 
 
 def still_running(endings: Sequence[Ending], *, using: str) -> set[UUID]:
-    """Return whose rows are still their run's, of those that finish() did not move."""
+    """Return those of the rows that finish() did not move which still belong to their runs."""
     expected = {ending.execution_id: ending.run_no for ending in endings}
     found = JobExecution.objects.using(using).running().filter(pk__in=list(expected))
     return {pk for pk, run_no in found.values_list("pk", "run_no") if expected[pk] == run_no}
 
 
 def _free(endings: Sequence[Ending], connection: Any) -> list[Ending]:
-    """Lock the rows that are still their run's and that nobody holds; return their endings."""
-    # By the id alone: with the status the plan may go by an index of it, and lock there as well.
+    """Lock the rows that still belong to their runs and that nobody else holds; return their endings."""
+    # By id alone: with the status, the plan might use an index on it, and lock that as well.
     those, ids = rows.among([ending.execution_id for ending in endings], connection)
     statement = f"SELECT id, run_no, status FROM {rows.TABLE} WHERE id {those} FOR UPDATE SKIP LOCKED"
     with connection.cursor() as cursor:
@@ -66,7 +66,7 @@ def _free(endings: Sequence[Ending], connection: Any) -> list[Ending]:
 def _finish_all(endings: Sequence[Ending], now: datetime, connection: Any, wait: bool) -> dict[UUID, Status]:
     groups: dict[tuple[Status, bool, int], list[Ending]] = {}
     for ending in endings:
-        # Rows to drop go together when one number fences them all, which is nearly always.
+        # Rows to drop go together if one run number fences them all, which is nearly always so.
         groups.setdefault((ending.status, ending.drop, ending.run_no if ending.drop else 0), []).append(ending)
     written = sum(_write(group, now, connection, wait) for group in groups.values())
     if written == len(endings):
@@ -83,7 +83,7 @@ def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) ->
         deleted = _delete(endings, connection, wait)
         if first.status is not Status.ERROR or deleted == len(endings):
             return deleted
-        # Those that are left are marked, and end CANCELLED, or are not this worker's any more.
+        # The remaining rows are marked, and end CANCELLED, or no longer belong to this worker.
         return deleted + _write([ending._replace(drop=False) for ending in endings], now, connection, wait)
     moment = rows.instant(now, connection)
     alike: dict[tuple[Any, ...], list[UUID]] = {}
@@ -102,7 +102,7 @@ def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) ->
             moment,
         )
         alike.setdefault((values, ending.run_no), []).append(ending.execution_id)
-    # By their statement, which outside of PostgreSQL is another one for each number of ids.
+    # By statement, which differs with the number of ids except on PostgreSQL.
     batches: dict[str, list[list[Any]]] = {}
     for (values, run_no), ids in alike.items():
         mine, fence = _mine(ids, run_no, connection, wait)
@@ -129,11 +129,11 @@ def _delete(endings: list[Ending], connection: Any, wait: bool) -> int:
 
 
 def _mine(ids: Sequence[UUID], run_no: int, connection: Any, wait: bool, unmarked: str = "") -> tuple[str, list[Any]]:
-    """Return the condition on rows that are still those of their runs, fenced by one number, and its parameters."""
+    """Return the condition for rows that still belong to their runs, fenced by one number, and its parameters."""
     those, parameters = rows.among(ids, connection)
     mine = f"id {those} AND run_no = %s AND status = 'running'{unmarked}"
     if not wait:
-        # An array is made once; a plain IN may ask again for each row.
+        # An array is evaluated once; a plain IN may run its subquery for each row.
         mine = f"id = ANY (ARRAY (SELECT id FROM {rows.TABLE} WHERE {mine} FOR UPDATE SKIP LOCKED))"
     return mine, [*parameters, run_no]
 
@@ -160,7 +160,7 @@ _ENDED: dict[Status, str] = {target: _ended(target) for target in Status if targ
 
 def _statuses(endings: Sequence[Ending], connection: Any) -> dict[UUID, Status]:
     moved = {ending.execution_id: ending.status for ending in endings}
-    # Only these could have been turned into CANCELLED by a mark.
+    # Only these can have become CANCELLED by a mark.
     turned = (Status.ERROR, Status.SCHEDULED, Status.PENDING)
     asked = [ending.execution_id for ending in endings if ending.status in turned]
     if asked:

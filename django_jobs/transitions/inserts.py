@@ -1,4 +1,4 @@
-"""New rows: what push, copies and cron ticks write."""
+"""New rows, as push, copies and cron ticks write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def insert(executions: Sequence[JobExecution], *, now: datetime, using: str) -> None:
-    """Write new rows, PENDING or, when their time is still to come, SCHEDULED; called by push, copies and cron ticks.
+    """Write new rows, PENDING or, if their time is yet to come, SCHEDULED; called by push, copies and cron ticks.
 
     Runs in the caller's transaction. Raises IntegrityError when a live row of the job holds the same key.
     """
@@ -34,10 +34,10 @@ def insert(executions: Sequence[JobExecution], *, now: datetime, using: str) -> 
 
 
 def _insert_one(row: JobExecution, connection: BaseDatabaseWrapper) -> None:
-    # Model.save() takes twice as long for forty fields. Columns without a value are left to be NULL.
+    # Model.save() takes twice as long for forty fields. Columns without a value become NULL.
     names, values = rows.filled(row, connection)
     statement = f"INSERT INTO {rows.TABLE} ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))})"
-    # As save() does: in the caller's transaction nothing may follow an error before it is rolled back.
+    # As in save(): after an error, the caller's transaction must be rolled back before anything else.
     with transaction.mark_for_rollback_on_error(using=connection.alias), connection.cursor() as cursor:
         cursor.execute(statement, values)
     row._state.adding, row._state.db = False, connection.alias

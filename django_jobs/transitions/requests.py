@@ -1,4 +1,4 @@
-"""What people ask for: start now, cancel, retry."""
+"""Transitions that people ask for: start now, cancel, retry."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def start_now(queryset: ExecutionQuerySet, *, now: datetime) -> int:
 
 @retried
 def cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
-    """End rows that wait; called by services."""
+    """End waiting rows as CANCELLED; called by services."""
     return queryset.filter(status__in=(Status.PENDING, Status.SCHEDULED)).update(
         active_key=None,
-        # That of an earlier attempt: from then to now nothing ran.
+        # The start of an earlier attempt: it did not run until now.
         started_at=None,
         cancel_requested_at=now,
         cancelled_by=by,
@@ -38,7 +38,7 @@ def cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name: str)
 
 @retried
 def mark_cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
-    """Ask running rows to stop; they leave RUNNING when the run obeys. Called by services; marking again is no move."""
+    """Mark running rows for cancel; they leave RUNNING when the run obeys. Called by services; safe to repeat."""
     return (
         queryset.running()
         .filter(cancel_requested_at__isnull=True)
@@ -50,9 +50,9 @@ def mark_cancel(queryset: ExecutionQuerySet, *, now: datetime, by: str, by_name:
 def retry(
     queryset: ExecutionQuerySet, *, now: datetime, retries: int, by: str, by_name: str, active_key: str | None = None
 ) -> int:
-    """Queue failed and cancelled rows again with a fresh budget of `retries` + 1 tries; called by services.
+    """Queue failed and cancelled rows again with `retries` + 1 more attempts; called by services.
 
-    Raises IntegrityError when `active_key` is held by another live row of the job.
+    Raises IntegrityError when another live row of the job holds `active_key`.
     """
     return queryset.filter(status__in=(Status.ERROR, Status.CANCELLED)).update(
         max_attempts=F("attempt") + 1 + retries,

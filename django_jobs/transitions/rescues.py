@@ -25,10 +25,10 @@ _unmarked = Q(cancel_requested_at__isnull=True)
 
 
 def rescue(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
-    """Queue running rows of dead workers again, the attempt counted; a marked row ends CANCELLED. Called by rescue.
+    """Queue running rows of dead workers again, counting the attempt; a marked row ends CANCELLED. Called by rescue.
 
-    `queryset` says who is lost and is asked again inside each UPDATE. `describe(worker_id)` gives the message and the
-    entry for the history. Rows out of attempts, or rescued too often already, are left to bury().
+    `queryset` selects lost rows, and is evaluated again inside each UPDATE. `describe(worker_id)` returns the message
+    and the entry for the history. Rows without attempts left, or rescued too often, are left to bury().
     """
     lost = queryset.running().filter(attempt__lt=F("max_attempts"), rescues__lt=RESCUES_ALLOWED)
     return _leave_lost(lost, Status.PENDING, now, describe)
@@ -49,7 +49,7 @@ def _leave_lost(lost: ExecutionQuerySet, target: Status, now: datetime, describe
     return moved
 
 
-# Repeated row by row: a collision must not make us forget which rows were moved before it.
+# Repeated row by row: a collision must not lose track of the rows that were moved before it.
 @retried
 def _leave_one(
     lost: ExecutionQuerySet, pk: UUID, target: Status, now: datetime, message: str, history: list[Any] | None
@@ -69,6 +69,6 @@ def _leave_one(
     if not passes_over_locks(using):
         return lost.update(**values)
     with transaction.atomic(using=using):
-        # Without waiting: who holds one row, perhaps frozen, must not keep all others from being rescued.
+        # Without waiting: the holder of one row, perhaps frozen, must not keep all others from being rescued.
         one = JobExecution.objects.using(using).filter(pk=pk).select_for_update(skip_locked=True)
         return lost.update(**values) if one.values_list("pk", flat=True) else 0

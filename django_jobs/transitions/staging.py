@@ -1,4 +1,4 @@
-"""Between SCHEDULED and PENDING: what stage makes claimable, sets aside and brings back."""
+"""Between SCHEDULED and PENDING: stage makes rows claimable, parks them and brings them back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def promote(queryset: ExecutionQuerySet, *, now: datetime) -> int:
 
 @retried
 def park(queryset: ExecutionQuerySet, reason: str, *, now: datetime) -> int:
-    """Set pending rows aside so that no claim wades through them; their due time, and so their order, stays."""
+    """Park pending rows, so that claims need not skip them; they keep their due time, and so their order."""
     return queryset.pending().update(parked_reason=reason, updated_at=now, status=Status.SCHEDULED)
 
 
