@@ -22,14 +22,14 @@ from tests.support import Ledger, Runjobs
 
 pytest_plugins = ["tests.redis_servers"]
 
-# Modules, items and their parameters live as long as the run: with the thresholds of Python each start and each run
-# spends a fifth of its time on finding that out again. What a test leaves unclosed in a cycle is found all the same,
-# in a later test or at the end.
+# Modules, items and their parameters live as long as the run: with Python's thresholds, a fifth of the time would be
+# spent on finding that out again and again. Whatever a test leaves unclosed in a cycle is still found, in a later test
+# or at the end.
 gc.set_threshold(20_000, 20, 50)
 
 # Other examples in each run, so that few are enough for each.
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=30)
-# The same examples each time: a red run is the fault of the change it ran on.
+# The same examples each time, so that a failure is caused by the change that was tested.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
@@ -43,7 +43,7 @@ _left_out = pytest.StashKey[int]()
 
 
 def pytest_configure() -> None:
-    """Take signals that a run in the background or under nohup ignores: the processes of the tests inherit that."""
+    """Restore signals that a run in the background or under nohup ignores: the tests' processes would inherit that."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
@@ -70,7 +70,7 @@ def _database_version() -> str:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Ask the server for its version before anything runs, so that an absent one is one clear line."""
+    """Ask the server for its version before anything runs, so that a missing one is reported in one line."""
     from django.conf import settings
 
     try:
@@ -81,9 +81,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are marked for other engines, and with --database-only those that use none.
+    """Leave out tests that are marked for other engines and, with --database-only, those without a database.
 
-    And those for a program that is not installed, which the summary says.
+    Also those that need a program which is not installed; the summary names it.
     """
     from django.conf import settings
 
@@ -101,14 +101,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if belongs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    # The longest first, else the run waits at its end for one that began last; the others as they come.
+    # The longest first, or the run might end with one that started last; the others as they come.
     items[:] = sorted(chosen, key=_seconds, reverse=True)
     if hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = config.stash[_left_out]
 
 
 def _seconds(item: pytest.Item) -> int:
-    """How long the case says that it takes: the argument of its mark "slow", if it has one."""
+    """The duration that the case declares: the argument of its mark "slow", if it has one."""
     mark = item.get_closest_marker("slow")
     return int(mark.args[0]) if mark is not None and mark.args else 0
 
@@ -126,7 +126,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what lives as long as the run: modules, items and their parameters."""
+    """Exclude from garbage collection what lives as long as the run: modules, items and their parameters."""
     gc.collect()
     gc.freeze()
 
@@ -158,7 +158,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
-    """Make captured output fit to travel from a worker process: some tests log lone surrogates on purpose."""
+    """Make captured output fit for transport from a worker process: some tests log lone surrogates on purpose."""
     data = yield
     if data is not None and data.get("sections"):
         data["sections"] = [(name, text.encode(errors="backslashreplace").decode()) for name, text in data["sections"]]

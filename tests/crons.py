@@ -1,4 +1,4 @@
-"""Cron jobs made by a test, and what became of their ticks."""
+"""Helpers for tests of cron jobs: define them, and look at their ticks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_jobs.states import Status
 
 
 def define(name: str = "acc.cron", cron: str = "* * * * *", **options: Any) -> Any:
-    """Register a cron job, in place of the one of that name."""
+    """Register a cron job, replacing one with the same name."""
 
     def handler() -> None: ...
 
@@ -20,7 +20,7 @@ def define(name: str = "acc.cron", cron: str = "* * * * *", **options: Any) -> A
 
 
 def put(*jobs: Any) -> None:
-    """Have exactly these jobs registered, as the code of one process would."""
+    """Register exactly these jobs, like the code of another process."""
     for known in registry.all_jobs():
         registry.unregister(known.name)
     for each in jobs:
@@ -42,5 +42,5 @@ def skips(name: str = "acc.cron") -> tuple[str, int]:
 
 
 def end_all() -> None:
-    """Have every live row end well."""
+    """End every live row as OK."""
     JobExecution.objects.live().update(active_key=None, completed_at=clock.now("default"), status=Status.OK)

@@ -1,4 +1,4 @@
-"""Factories of consistent rows: what a trait sets is what the verbs would have left behind."""
+"""Factories of consistent rows: a trait sets the columns as the verbs would have left them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _errors(row: Any) -> list[dict[str, Any]]:
 
 
 class WorkerFactory(DjangoModelFactory[Worker]):
-    """A live `runjobs` process of all roles; traits: dead (it fell silent), stopped (it said goodbye)."""
+    """A live `runjobs` process with all roles; traits: dead (it fell silent), stopped (it ended in order)."""
 
     class Meta:
         model = Worker
@@ -65,7 +65,7 @@ class WorkerFactory(DjangoModelFactory[Worker]):
 
 
 class JobExecutionFactory(DjangoModelFactory[JobExecution]):
-    """An execution of acc.mark; everything follows from its status, which is pending unless a trait or status= says so.
+    """An execution of acc.mark; everything follows from its status, which is pending unless a trait or status= sets it.
 
     Traits: pending, scheduled (due in a minute), parked, running (on a live worker; give worker= for another one), ok,
     failed (status "error"), cancelled. priority=, key= and now= fill the columns that follow from them.
@@ -91,7 +91,7 @@ class JobExecutionFactory(DjangoModelFactory[JobExecution]):
 
     @classmethod
     def _generate(cls, strategy: Any, params: dict[str, Any]) -> Any:
-        # A trait that nobody names costs an error inside factory_boy, whose message takes longer than the row.
+        # An omitted trait raises an error inside factory_boy, whose message takes longer to build than the row.
         return super()._generate(strategy, dict.fromkeys(TRAITS, False) | params)
 
     id = factory.LazyFunction(uuid7)

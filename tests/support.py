@@ -41,7 +41,7 @@ SHORT: dict[str, Any] = {
 
 
 def sized(usual: T, full: T) -> T:
-    """Return the full size of a case, as its source tells it, in `make test-scale`, and what others bear with else."""
+    """Return the full size of a case in `make test-scale`, and the usual, smaller one in any other run."""
     return full if FULL_SIZE else usual
 
 
@@ -84,7 +84,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Tests ask all the time, and what was written stays: each line is read once.
+        # Tests ask all the time, and lines never change: each is read once.
         self._known: list[Entry] = []
         self._size = 0
         self._reading = threading.Lock()
@@ -121,12 +121,12 @@ class Ledger:
         return self.entries("START", row_id, tag)
 
     def ends(self, row_id: uuid.UUID | str | None = None, tag: str | None = None) -> list[Entry]:
-        """Return the runs whose handler came to its last line."""
+        """Return the runs whose handler got to its last line."""
         return self.entries("END", row_id, tag)
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens now."""
+    """Return a port on which nothing listens now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -148,7 +148,7 @@ def child_environment(**extra: str) -> dict[str, str]:
 
 
 def manage(*args: str, timeout: float = 60, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a management command in a process of its own and return what it printed; it may fail."""
+    """Run a management command in a process of its own and return its output and exit code; it may fail."""
     return subprocess.run(
         [sys.executable, "-m", "django", *args],
         cwd=ROOT,
@@ -162,9 +162,9 @@ def manage(*args: str, timeout: float = 60, **extra: str) -> subprocess.Complete
 
 
 class Runjobs:
-    """A `manage.py runjobs` process in a session of its own, so that signals reach only it.
+    """A `manage.py runjobs` process in its own session, so that signals reach only it.
 
-    Made by the fixture of the same name, which ends it whatever the test does.
+    Made by the fixture `runjobs`, which ends it whatever the test does.
     """
 
     def __init__(self, *args: str, output: Path, jobs: dict[str, Any] | None = None, **extra: str) -> None:
@@ -195,7 +195,7 @@ class Runjobs:
 
     @property
     def output(self) -> str:
-        """What it printed so far, on both streams."""
+        """Its output so far, from both streams."""
         return self.output_path.read_text(errors="replace")
 
     def wait_ready(self, timeout: float = 60, *, workers: int = 1) -> Runjobs:
@@ -230,13 +230,13 @@ class Runjobs:
         return self.wait(timeout)
 
     def close(self) -> None:
-        """End it and its children at once, whatever state they are in."""
+        """Kill it and its children, whatever state they are in."""
         self.kill_group()
         self.process.wait(10)
 
 
 def assert_consistent(executions: Iterable[Any] | None = None) -> None:
-    """Check what must hold of every row at every moment."""
+    """Check the invariants of every row."""
     from django_jobs.models import JobExecution
     from django_jobs.states import FINAL, Status
 

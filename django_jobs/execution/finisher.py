@@ -1,4 +1,4 @@
-"""Write how runs ended, many in one transaction, and tell the signals' receivers afterwards."""
+"""Write how runs ended, many in one transaction, and have the signals sent afterwards."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ BACKLOG_BYTES = 16 * 1024 * 1024
 class Finisher:
     """Collects ended runs and writes them in batches from a thread of its own.
 
-    A batch goes out at 100 rows, 256 kB or 50 ms, or as soon as nothing runs any more. Rows are fenced one by one: a
-    run that lost its row changes nothing and sends no signal. A row that another transaction holds makes no batch wait:
-    it is tried again by itself. `tell` gets, after each write, the runs whose rows moved with the status each got and
-    when.
+    A batch is written at 100 rows, 256 kB or 50 ms, or as soon as nothing runs any more. Each row is fenced: a run that
+    lost its row changes nothing and sends no signal. A row that another transaction holds does not hold up its batch,
+    but is tried again later. After each write, `tell` gets the runs whose rows moved, with the status of each and the
+    time.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Finisher:
         self._full = threading.Event()
         self._stopping = False
         self._stop_by = 0.0
-        # Ended here, and given up on: the watch ends these rows, which a release would start again.
+        # Ended here, but given up on: the watch ends these rows, since a release would start them again.
         self.unstored: set[UUID] = set()
         self._thread: threading.Thread | None = None
         self._keeping = Keeping(using=using)
@@ -76,7 +76,7 @@ class Finisher:
         """Take over an ended run; safe from any thread, never blocks."""
         self._ended.append(run)
         count = len(self._ended)
-        # Threads that add at once may lose a summand; it is put right as soon as nothing is left.
+        # Threads that add at the same time may lose a summand; it is corrected as soon as nothing is left.
         self._bytes += run.size
         if count == 1:
             self._work.set()
@@ -84,12 +84,12 @@ class Finisher:
             self._full.set()
 
     def hurry(self) -> None:
-        """Write what there is without waiting for more."""
+        """Write the ends there are without waiting for more."""
         self._full.set()
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much is unwritten that no more should be claimed."""
+        """Whether so many ends are unwritten that no more should be claimed."""
         held = self._held
         return len(self._ended) + len(held.runs) >= BACKLOG_MAX or self._bytes + held.size >= BACKLOG_BYTES
 
@@ -99,13 +99,13 @@ class Finisher:
         return not self._ended and not self._writing and not self._held.runs
 
     def unwritten(self) -> list[UUID]:
-        """Executions that ended here and are not written yet."""
+        """Executions that ended here but are not written yet."""
         # In this order: a run moves from one to the next, and from those being written back to the held ones.
         runs = (*tuple(self._ended), *self._held.runs, *self._writing, *self._held.runs)
         return list(dict.fromkeys(run.execution.pk for run in runs))
 
     def stop(self, timeout: float) -> bool:
-        """Write what is left and end the thread; return whether that was done in time."""
+        """Write the remaining ends and end the thread; return whether that was done in time."""
         self._stop_by = time.monotonic() + timeout
         self._stopping = True
         self._work.set()
@@ -124,7 +124,7 @@ class Finisher:
                 if self._stopping and self._is_over():
                     return
                 self._work.clear()
-                # A run put between the look and the clear would wait for the one after it.
+                # Without another look, a run that was put before the clear would wait for the next one.
                 if self._ended or (self._stopping and not self._held.runs):
                     self._work.set()
                 continue
@@ -140,14 +140,14 @@ class Finisher:
                 logger.exception("a batch of outcomes was lost")
                 self.unstored.update(run.execution.pk for run in batch)
             finally:
-                # While this thread waits it holds no payload.
+                # So that this thread holds no payload while it waits.
                 self._writing = ()
                 del batch
 
     def _take(self) -> list[Run]:
-        """Take over a batch from those that ended."""
+        """Take a batch of ended runs."""
         batch: list[Run] = []
-        # Before it is filled, so that its runs are known all the time.
+        # Before it is filled, so that its runs are known at all times.
         self._writing = batch
         size = 0
         while self._ended and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
@@ -157,9 +157,9 @@ class Finisher:
         return batch
 
     def _take_held(self) -> list[Run]:
-        """Take over those whose rows were held a moment ago."""
+        """Take the runs whose rows were held."""
         batch = list(self._held.runs)
-        # Before they leave there, as above.
+        # Before they leave there, so that they are known at all times.
         self._writing = batch
         self._held.clear()
         return batch
@@ -176,7 +176,7 @@ class Finisher:
         return True
 
     def _write(self, batch: list[Run]) -> None:
-        """Write a batch until it is written; the handlers never run again for it, whatever the database says."""
+        """Try to write a batch until it is written; whatever the database says, the handlers never run again for it."""
         started = time.monotonic()
         pause, lost_connection, now = 0.05, False, None
         while True:
@@ -207,7 +207,7 @@ class Finisher:
 
     def _finish(self, batch: Sequence[Run], now: datetime, after_loss: bool) -> list[tuple[Run, Status]]:
         surplus = surplus_of(batch)
-        # Atomic runs wrote their own end; that of a job that keeps none is still to go.
+        # Atomic runs wrote their own end; rows that their job does not keep are still to be deleted.
         recorded = [run for run in batch if run.recorded]
         self._keeping.discard((run, Status.OK) for run in recorded)
         endings = {
@@ -225,7 +225,7 @@ class Finisher:
                 missing.append(ending)
             else:
                 ended.append((run, status))
-        # A mark turned these into what their job keeps none of.
+        # A cancel mark turned these into rows that their job may not keep.
         self._keeping.discard((run, status) for run, status in ended if status is Status.CANCELLED)
         if missing:
             held = transitions.still_running(missing, using=self._using)
@@ -233,7 +233,7 @@ class Finisher:
         return ended
 
     def _settled(self, endings: list[Ending], now: datetime) -> dict[UUID, Status]:
-        """Find what a commit did whose reply was lost with the connection: our own writes carry our `now`."""
+        """Find what a commit did whose reply was lost with the connection: our own writes have our `now`."""
         rows = {
             row.pk: row
             for row in JobExecution.objects.using(self._using)
@@ -250,9 +250,10 @@ class Finisher:
         return settled
 
     def _takes_the_plainest(self, run: Run) -> bool:
-        """Try the write that asks least; where that is refused as well, it is not for what the rows hold.
+        """Try the plainest write; if that is refused as well, the cause is not the content of the rows.
 
-        Read-only after a failover, or out of space: that passes, and until then outcomes wait as in an outage.
+        A server that is read-only after a failover, or out of space, recovers; until then, outcomes wait as in an
+        outage.
         """
         try:
             with transaction.atomic(using=self._using):
@@ -266,14 +267,14 @@ class Finisher:
         return True
 
     def _split(self, batch: list[Run]) -> None:
-        """Find the row the database refuses by halving; a lone one is written with less and less of its detail."""
+        """Find the row that the database refuses by halving; write a single one with less and less detail."""
         if len(batch) > 1:
             middle = len(batch) // 2
             self._write(batch[:middle])
             self._write(batch[middle:])
             return
         run = batch[0]
-        # At first as it is once more: what refused it, as a time limit of the server's, may be over.
+        # First unchanged once more: the cause, such as a time limit of the server, may have passed.
         for form in (ending_of, self._without_logs, self._without_detail, self._fixed_text):
             try:
                 now = clock.now(self._using)
@@ -281,7 +282,7 @@ class Finisher:
                     ending = form(run, now)
                     moved = transitions.finish([ending], now=now, using=self._using, wait=False) if ending else {}
                     held = ending and not moved and transitions.still_running([ending], using=self._using)
-            except Exception as refusal:  # noqa: BLE001 - told below, or by the write that follows
+            except Exception as refusal:  # noqa: BLE001 - logged below, or by the write that follows
                 passes = is_connection_loss(refusal, self._using) or is_contention(refusal)
                 connections[self._using].close()
                 if passes:

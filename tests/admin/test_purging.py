@@ -1,4 +1,4 @@
-"""The page that purges what is left of jobs nobody knows."""
+"""The page that purges the executions of unknown jobs."""
 
 from __future__ import annotations
 

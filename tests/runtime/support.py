@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def in_thread(call: Callable[[], T]) -> T:
-    """Return what the call returns in a thread of its own, which has its own connection."""
+    """Return the result of the call in a new thread, which has its own connection."""
     results: list[Any] = []
 
     def run() -> None:
@@ -40,7 +40,7 @@ def in_thread(call: Callable[[], T]) -> T:
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Run the calls in threads that start together; return what they returned, in order."""
+    """Run the calls in threads that start together; return their results, in order."""
     barrier = threading.Barrier(len(calls))
     results: list[Any] = [None] * len(calls)
 
@@ -85,7 +85,7 @@ def hinted(monkeypatch: Any) -> Iterator[list[tuple[str, list[UUID], int]]]:
 
 @contextmanager
 def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
-    """Collect what a signal brings."""
+    """Collect the arguments of a signal."""
     calls: list[dict[str, Any]] = []
 
     def receive(**kwargs: Any) -> None:
@@ -100,7 +100,7 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def held(row: JobExecution, **change: Any) -> Iterator[None]:
-    """Have another transaction hold the row while the block runs; what it changes, if anything, is committed then."""
+    """Have another transaction hold the row while the block runs; its change, if any, is committed afterwards."""
     is_held, is_over = threading.Event(), threading.Event()
 
     def hold() -> None:

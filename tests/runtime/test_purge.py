@@ -1,4 +1,4 @@
-"""Purge: what is left of jobs that nobody knows, when somebody asks for it (P6)."""
+"""Purge: delete the executions of jobs that no process knows, on request."""
 
 from __future__ import annotations
 
