@@ -71,9 +71,11 @@ class Dispatcher(ABC):
         return _Silent()
 
     def without_running(self) -> AbstractContextManager[None]:
-        """Start no job in this process while the block runs; for dispatchers that run jobs themselves.
+        """Do not begin to run jobs in this process while the block runs; for dispatchers that run jobs themselves.
 
-        Entered by runjobs, where only the worker, if there is one, starts jobs.
+        Entered by runjobs, where the worker, if there is one, starts jobs, and by commands that end soon. If jobs run
+        in this process already, that goes on: a web process whose platform calls runjobs in it still serves requests.
+        Blocks may overlap, in any threads.
         """
         return nullcontext()
 

@@ -53,12 +53,12 @@ class DirectDispatcher(DatabaseDispatcher):
     @contextlib.contextmanager
     def without_running(self) -> Iterator[None]:
         """See Dispatcher.without_running()."""
-        here = self._here()
-        here.suspended += 1
+        suspensions, mine = self._here().suspensions, object()
+        suspensions.add(mine)
         try:
             yield
         finally:
-            here.suspended -= 1
+            suspensions.discard(mine)
 
     def describe(self) -> str:
         """See Dispatcher.describe()."""
@@ -78,7 +78,8 @@ class _Process:
     """The runner of one process, made by the first hint."""
 
     def __init__(self, pid: int) -> None:
-        self.suspended = 0
+        # One object for each block of without_running(); a sum would miss some of those that begin at once.
+        self.suspensions: set[object] = set()
         self._pid = pid
         self._lock = threading.Lock()
         self._runner: DirectRunner | None = None
@@ -89,7 +90,7 @@ class _Process:
         """Run these rows; return those that are left to others."""
         runner = self._runner
         if runner is None or runner.is_broken:
-            if self.suspended or self._is_exiting or not ids:
+            if self.suspensions or self._is_exiting or not ids:
                 return ids
             runner = self._start()
         return runner.put(queue, ids, priority=priority)

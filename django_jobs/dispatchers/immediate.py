@@ -27,12 +27,13 @@ class ImmediateDispatcher(DatabaseDispatcher):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        self._suspended = 0
+        # One object for each block of without_running(); a sum would miss some of those that begin at once.
+        self._suspensions: set[object] = set()
         self._thread = threading.local()
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
         """Run these rows now."""
-        if self._suspended:
+        if self._suspensions:
             super().hint(queue, ids, priority=priority)
         elif (waiting := getattr(self._thread, "waiting", None)) is not None:
             waiting.append((queue, ids))
@@ -42,11 +43,12 @@ class ImmediateDispatcher(DatabaseDispatcher):
     @contextlib.contextmanager
     def without_running(self) -> Iterator[None]:
         """See Dispatcher.without_running()."""
-        self._suspended += 1
+        mine = object()
+        self._suspensions.add(mine)
         try:
             yield
         finally:
-            self._suspended -= 1
+            self._suspensions.discard(mine)
 
     def describe(self) -> str:
         """See Dispatcher.describe()."""

@@ -439,6 +439,15 @@ def test_in_a_process_of_runjobs_the_worker_runs_what_is_pushed(mode: Callable[.
     assert dispatcher._here()._runner is None
 
 
+def test_a_process_that_runs_jobs_already_goes_on_while_runjobs_is_called_in_it(
+    mode: Callable[..., DirectDispatcher],
+) -> None:
+    dispatcher = mode()
+    before = ended(mark.push())
+    with dispatcher.without_running():
+        assert ended(mark.push()).worker_id == before.worker_id
+
+
 @pytest.mark.django_db
 def test_a_process_in_direct_mode_counts_for_no_worker(settings: Settings) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": "direct"}
