@@ -16,14 +16,14 @@ from django_jobs.execution.liveness import Liveness  # noqa: E402
 from django_jobs.models import jobs_alias  # noqa: E402
 from django_jobs.runtime.garbage import rare_collections  # noqa: E402
 from django_jobs.runtime.worker import Worker  # noqa: E402
-from django_jobs.served import ANY  # noqa: E402
+from django_jobs.served import Served  # noqa: E402
 
 
 def main(slots: int, count: int) -> float:
     """Run `count` jobs in `slots` slots; return the seconds."""
     liveness = Liveness(roles=["worker"], queues=None, names=[noop.name], slots=slots, using=jobs_alias())
     liveness.register()
-    worker = Worker(liveness=liveness, served=ANY, concurrency=slots, using=jobs_alias())
+    worker = Worker(liveness=liveness, served=Served(is_any_but=True), concurrency=slots, using=jobs_alias())
     with rare_collections():
         started = time.perf_counter()
         worker.start()

@@ -37,8 +37,6 @@ class Cron:
 
     expression: str
     zone: str | tzinfo | None = None
-    # Does it have more than one tick within some minute?
-    is_sub_minute: bool = field(init=False, repr=False, compare=False)
     _every_hour: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,8 +46,7 @@ class Cron:
         put = object.__setattr__
         put(self, "expression", expression)
         put(self, "zone", zone_name(self.zone))
-        put(self, "is_sub_minute", len(values) == 6 and _covers(values[5], 60) > 1)
-        put(self, "_every_hour", _covers(values[1], 24) == 24)
+        put(self, "_every_hour", "*" in values[1] or len(values[1]) == 24)
 
     def __str__(self) -> str:
         return f"{self.expression} {self.effective_zone}"
@@ -183,10 +180,6 @@ def _cron(expression: str) -> Cron:
 @cache
 def _read(expression: str) -> croniter:
     return croniter(expression, SOME_DAY)
-
-
-def _covers(values: list[Any], size: int) -> int:
-    return size if "*" in values else len(values)
 
 
 def _following(expression: str, wall: datetime) -> datetime:

@@ -70,6 +70,3 @@ class Served:
         if not self.is_any_but:
             return named
         return ~named if self.names else Q()
-
-
-ANY = Served(is_any_but=True)

@@ -24,7 +24,7 @@ from django_jobs.reading.figures import collect
 from django_jobs.runtime.heads import heads
 from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.surplus import Surplus
-from django_jobs.served import ANY
+from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.factories import WorkerFactory
 from tests.verbs import claim
@@ -389,7 +389,7 @@ def test_a_claim_reads_no_more_when_a_paused_job_holds_back_better_rows() -> Non
 def test_what_a_limit_holds_back_is_found_by_why_it_is_parked() -> None:
     process = Surplus(Moves(using="default"), using="default")
     with statements() as seen:
-        assert not process.waits((), ANY)
+        assert not process.waits((), Served(is_any_but=True))
         process.tick(NOW, frozenset(), time.monotonic())
     plans = [Plan(sql, params) for sql, params in seen if "parked_reason" in sql]
     assert len(plans) == 2

@@ -378,14 +378,6 @@ def test_of_six_fields_the_last_is_seconds() -> None:
     assert [tick.second for tick in ticks] == [20, 40, 0]
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [("* * * * * */5", True), ("*/5 * * * * *", True), ("* * * * * 30", False), ("* * * * *", False)],
-)
-def test_a_schedule_knows_whether_it_ticks_within_a_minute(expression: str, expected: bool) -> None:
-    assert Cron(expression).is_sub_minute is expected
-
-
 def test_seconds_go_through_a_repeated_hour_in_real_time() -> None:
     cron = Cron("* * * * * */30", "Europe/Berlin")
     ticks = cron.between(at("2027-10-31T02:59+02:00"), at("2027-10-31T02:01+01:00"), 99)

@@ -22,7 +22,7 @@ from django_jobs.runtime.limited_claims import LimitedClaims
 from django_jobs.runtime.once import _has_work
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.worker import Worker
-from django_jobs.served import ANY
+from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.runtime.support import at_once, held, in_thread, statuses
@@ -75,7 +75,7 @@ def claim(limited: Job[...], ids: list[Any], worker: Any = None, now: datetime |
 
 def unstarted(**options: Any) -> Worker:
     """A worker that claims when it is told to."""
-    return Worker(liveness=a_liveness(), served=ANY, concurrency=4, using="default", **options)
+    return Worker(liveness=a_liveness(), served=Served(is_any_but=True), concurrency=4, using="default", **options)
 
 
 def test_rows_are_claimed_up_to_the_limit_best_first(limited: Job[...]) -> None:

@@ -12,7 +12,7 @@ from django_jobs.definition import job
 from django_jobs.execution.liveness import Liveness
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.runtime.worker import Worker
-from django_jobs.served import ANY
+from django_jobs.served import Served
 from tests.support import wait_for
 
 
@@ -35,7 +35,11 @@ def a_liveness(slots: int = 2) -> Liveness:
 def a_worker(concurrency: int = 2, **options: Any) -> Iterator[Worker]:
     """A started worker that is shut down whatever the block does."""
     worker = Worker(
-        liveness=a_liveness(concurrency), served=ANY, concurrency=concurrency, using=jobs_alias(), **options
+        liveness=a_liveness(concurrency),
+        served=Served(is_any_but=True),
+        concurrency=concurrency,
+        using=jobs_alias(),
+        **options,
     )
     worker.start()
     try:
