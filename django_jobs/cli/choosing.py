@@ -186,7 +186,7 @@ def _first_id(since: datetime) -> UUID:
 
 
 def _storable(text: str) -> str:
-    # Databases refuse to look for it. Python has lone surrogates for what is no UTF-8 on a command line.
+    # Databases refuse to search for it. Python turns bytes on a command line that are not UTF-8 into lone surrogates.
     if storable(text) != text:
-        raise UsageError(f"{text!r} holds what is no text, as no execution does: NUL, or what is no UTF-8.")
+        raise UsageError(f"{text!r} contains NUL or bytes that are not UTF-8, which no execution does.")
     return text

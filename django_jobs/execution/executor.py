@@ -50,7 +50,7 @@ def execute(run: Run) -> Outcome:
     job = run.job
     try:
         if job.is_async:
-            # Not on a loop that waits for this thread: what the handler has run in threads would wait for it, too.
+            # Not on a loop that waits for this thread: the handler's calls into threads would wait for it as well.
             outcome = async_to_sync(aexecute, force_new_loop=True)(run)
         else:
             outcome = run.context.run(_execute_atomic if job.atomic else _execute, run)

@@ -1,4 +1,4 @@
-"""Delete what jobs do not keep of their ended runs: for the finisher, and for runs in the thread that pushed them."""
+"""Delete rows of ended runs that their jobs do not keep: for the finisher, and for immediate mode."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from django_jobs.states import FINAL, Status
 
 logger = logging.getLogger("django_jobs.finisher")
 
-# Each job and status is trimmed once in so many seconds at most.
+# Seconds between two trims of the same job and status, at least.
 TRIM_EVERY = 1.0
-# So far behind the place where a trim ended the next one begins: others write ends that are a little older.
+# The next trim begins this far before the place where the last one ended: others write ends that are a little older.
 LATE = timedelta(seconds=5)
 
 
 class Keeping:
-    """Knows how far the surplus of each job and status has gone; what does not go here goes with the hourly trim."""
+    """Knows how far each job and status has been trimmed; rows that are missed here are left to the hourly trim."""
 
     def __init__(self, *, using: str) -> None:
         self._using = using
-        # By job and status: when it was trimmed last, by the monotonic clock, and how far that came.
+        # By job and status: when it was last trimmed, in monotonic seconds, and how far that got.
         self._trimmed: dict[tuple[str, Status], tuple[float, datetime]] = {}
 
     def discard(self, ended: Iterable[tuple[Run, Status]]) -> None:
-        """Delete the rows of those whose jobs keep none of their status; raises when the connection is lost."""
+        """Delete the rows of runs whose jobs keep none with their status; raises when the connection is lost."""
         ids = [run.execution.pk for run, status in ended if status in FINAL and run.job.retention(status) == 0]
         if not ids:
             return

@@ -227,7 +227,7 @@ class Pool:
                 try:
                     loop.run_forever()
                     if not self._stopped:
-                        logger.error("a handler stopped the event loop, which goes on: other runs are on it, too")
+                        logger.error("a handler stopped the event loop, which goes on: other runs are on it as well")
                 except (
                     BaseException
                 ):  # asyncio re-raises a task's SystemExit and KeyboardInterrupt, but other runs are on this loop

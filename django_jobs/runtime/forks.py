@@ -82,7 +82,7 @@ def _refuse_sqlite() -> None:
 
 def _refuse(connection: BaseDatabaseWrapper, params: Any) -> NoReturn:
     raise NotSupportedError(
-        f"The database {connection.alias!r} was asked for in a process that a handler forked. On SQLite that may hang "
-        "on locks that threads of the worker held, or read what is half written; expected a process that begins anew: "
+        f"The database {connection.alias!r} was used in a process that a handler forked. On SQLite that may hang on "
+        "locks that threads of the worker held, or read half-written data; expected a process that is started afresh: "
         'multiprocessing.get_context("spawn").'
     )

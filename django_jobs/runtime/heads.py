@@ -1,4 +1,4 @@
-"""The best pending rows of queues, for the worker: where to claim next, and which rows of jobs with a limit."""
+"""The best pending rows of queues, which tell the worker where to claim next, and which rows of jobs with a limit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django_jobs import rows
 from django_jobs.models import JobExecution
 
 HEAD = rows.Columns({"id", "job_name", "queue", "rank", "scheduled_at"}, instants_as_seconds=True)
-# So many queues are asked for in one statement, fewer where the names of the jobs are many: SQLite takes 32,766
-# parameters, and 500 parts.
+# The most queues in one statement, fewer if there are many names of jobs: SQLite takes 32,766 parameters, and 500
+# parts.
 AT_ONCE = 50
 PARAMETERS = 10_000
 
 
 def heads(queues: Sequence[str], names: Sequence[str], *, limit: int, using: str) -> list[JobExecution]:
-    """Return up to `limit` of the best rows of each queue under these names, best first; of their fields only HEAD."""
+    """Return up to `limit` of the best rows of each queue with these names, best first; only the columns of HEAD."""
     at_once = max(1, min(AT_ONCE, PARAMETERS // (len(names) + 2)))
     found: list[JobExecution] = []
     for start in range(0, len(queues), at_once):
@@ -29,8 +29,8 @@ def heads(queues: Sequence[str], names: Sequence[str], *, limit: int, using: str
 def _read(queues: Sequence[str], names: Sequence[str], limit: int, using: str) -> list[JobExecution]:
     connection = connections[using]
     known, known_names = rows.of_jobs(names, connection)
-    # Each queue by itself, since only then the index gives its rows in order; in one statement, since a worker asks at
-    # every look. SQLite takes an ORDER BY in parts of a UNION only in a subquery.
+    # Each queue on its own, since only then the index returns its rows in order; in one statement, since a worker runs
+    # it at every look. SQLite accepts ORDER BY in a part of a UNION only in a subquery.
     head = (
         f"SELECT {HEAD.sql(connection)} FROM {rows.TABLE} WHERE status = 'pending' AND queue = %s AND {known} "  # noqa: S608 - our names
         f"ORDER BY {connection.ops.quote_name('rank')}, scheduled_at, id LIMIT %s"

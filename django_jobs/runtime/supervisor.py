@@ -178,7 +178,7 @@ class Supervisor:
     def _supervise(self, started: float) -> StopRequest | int:
         """Keep the children alive; return the request to end, or the exit code when none of them can work."""
         for member in self._members:
-            # Where there are many, somebody may think better of it meanwhile.
+            # With many of them, a request to stop may come in the meantime.
             if self._requests.wait(0) is not None:
                 break
             self._start(member)
