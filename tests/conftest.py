@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -127,8 +128,12 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_collection_finish() -> None:
     """Exclude from garbage collection what lives as long as the run: modules, items and their parameters."""
+    from django_jobs.runtime import runner
+
     gc.collect()
     gc.freeze()
+    # The first run of a Runner would take it back into collections. tests/runtime/test_garbage.py tests the real one.
+    runner.rare_collections = contextlib.nullcontext  # type: ignore[assignment]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

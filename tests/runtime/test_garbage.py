@@ -18,6 +18,7 @@ def _as_it_was() -> Iterator[None]:
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
+    gc.freeze()
 
 
 def test_collections_are_rarer_within_the_block_only() -> None:
