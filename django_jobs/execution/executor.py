@@ -7,9 +7,13 @@ time zone, decimal precision, context variables) end with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
+import os
+import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -111,6 +115,7 @@ def _execute(run: Run) -> Outcome:
     gate = run.gate
     value = error = _NOTHING
     late = False
+    pid = os.getpid()
     try:
         try:
             gate.open()
@@ -126,6 +131,8 @@ def _execute(run: Run) -> Outcome:
         late = value is not _NOTHING
         if not late and error is _NOTHING:
             error = interrupt
+    if os.getpid() != pid:
+        _end_fork(error)
     try:
         if isinstance(error, BaseException):
             return judgement.raised(run, error)
@@ -135,17 +142,42 @@ def _execute(run: Run) -> Outcome:
         del error
 
 
+def _end_fork(error: object) -> None:
+    """End a process that a handler forked and that left the handler, by whatever way, as Python ends one.
+
+    It would go on as a second worker: end the row, commit, run what waits for a slot.
+    """
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    elif isinstance(error, BaseException):
+        traceback.print_exception(error)
+        code = 1
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
 async def _handle_async(run: Run) -> Outcome:
     prepared = _prepare(run)
     if not isinstance(prepared, tuple):
         return prepared
     call, args, kwargs = prepared
     run.gate.open_task()
+    pid = os.getpid()
     try:
         value = call(*args, **kwargs)
         if inspect.isawaitable(value):
             value = await value
+        if os.getpid() != pid:
+            _end_fork(_NOTHING)
     except BaseException as error:  # noqa: BLE001 - as above; SystemExit would end the loop
+        if os.getpid() != pid:
+            _end_fork(error)
         run.gate.close()
         run.outcome = judgement.raised(run, error)
     else:

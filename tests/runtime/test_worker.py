@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import threading
 import time
 from typing import Any
@@ -147,6 +149,34 @@ def test_a_task_that_exits_ends_neither_the_event_loop_nor_the_runs_on_it() -> N
         assert left.wait(10)
         release.set()
         assert [ended(row).status for row in rows] == [Status.OK, Status.OK]
+
+
+def _leave(how: str) -> None:
+    if how == "exit":
+        sys.exit(3)
+    if how == "raise":
+        raise ValueError(how)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["sync", "atomic", "async"])
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("exit", 3), ("raise", 1)])
+def test_a_process_that_a_handler_forks_ends_where_it_leaves_the_handler(kind: str, how: str, code: int) -> None:
+    """Fault: it went on as a second worker, ended the row of the run, and stayed for ever."""
+
+    def sync() -> int:
+        if not (child := os.fork()):
+            _leave(how)
+            return 0
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    async def coroutine() -> int:
+        return sync()
+
+    handler = coroutine if kind == "async" else sync
+    with jobs_of(handler, atomic=kind == "atomic", timeout=20) as [forking], a_worker():
+        row = ended(forking.push(), 20)
+    assert (row.status, row.result) == (Status.OK, code)
 
 
 def test_a_handler_that_stops_the_event_loop_ends_neither_it_nor_the_runs_on_it() -> None:
