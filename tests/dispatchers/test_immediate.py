@@ -293,10 +293,13 @@ def test_what_is_paused_stays_pending(commit: Callable[[], Any]) -> None:
     def work() -> None:
         raise AssertionError("it ran")
 
+    def also() -> None:
+        raise AssertionError("it ran")
+
     JobStateFactory(job_name="tests.work", paused=True)
     QueueStateFactory(queue="slow", paused=True)
-    with jobs_of(work) as [working], commit():
-        rows = [working.push(), working.using(queue="slow").push()]
+    with jobs_of(work, also) as [working, other], commit():
+        rows = [working.push(), other.using(queue="slow").push()]
     assert [now(row).status for row in rows] == [Status.PENDING] * 2
 
 
