@@ -34,6 +34,12 @@ _REFUSED_WORDS = re.compile(
     r'\b(database|role) ".*" does not exist|authentication failed|no password supplied|no pg_hba\.conf entry'
     r"|is not permitted to log in|no such (database|user)\b"
 )
+# SQLite: SQLITE_READONLY, SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN.
+_UNABLE_CODES = {8, 10, 13, 14}
+# PostgreSQL: disk full, errors of the system below it.
+_UNABLE_SQLSTATES = ("53100", "58")
+# MySQL, MariaDB: error writing a file, disk full, table full.
+_UNABLE_ERRNOS = {3, 1021, 1026, 1114}
 TRIES = 8
 # Seconds for which a process may be silent in a transaction that holds a lock everybody wants.
 SILENCE = 10.0
@@ -78,6 +84,19 @@ def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
     if vendor == "mysql" and cause.args and isinstance(cause.args[0], int):
         return 2000 <= cause.args[0] < 3000 or cause.args[0] in _LOSS_ERRNOS
     return False
+
+
+def is_unable_to_write(error: BaseException) -> bool:
+    """Whether the database has no space left, or its disk fails: nothing of what a row holds is the reason.
+
+    SQLite and InnoDB tell it at the commit, so that a write which is rolled back does not find it out.
+    """
+    cause = error.__cause__ or error
+    if isinstance(cause, sqlite3.Error):
+        return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF in _UNABLE_CODES
+    if str(getattr(cause, "sqlstate", None) or "").startswith(_UNABLE_SQLSTATES):
+        return True
+    return bool(cause.args) and isinstance(cause.args[0], int) and cause.args[0] in _UNABLE_ERRNOS
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from uuid import UUID
 from django.db import Error, connections, transaction
 
 from django_jobs import clock, transitions
-from django_jobs.contention import is_connection_loss, is_contention
+from django_jobs.contention import is_connection_loss, is_contention, is_unable_to_write
 from django_jobs.execution.endings import UNSTORABLE, ending_of, surplus_of
 from django_jobs.execution.held import Held
 from django_jobs.execution.keeping import Keeping
@@ -187,7 +187,8 @@ class Finisher:
             except Error as error:
                 lost = is_connection_loss(error, self._using)
                 connections[self._using].close()
-                if not lost and not is_contention(error) and self._takes_the_plainest(batch[0]):
+                passes = lost or is_contention(error) or is_unable_to_write(error)
+                if not passes and self._takes_the_plainest(batch[0]):
                     self._split(batch)
                     return
                 lost_connection |= lost
@@ -283,7 +284,8 @@ class Finisher:
                     moved = transitions.finish([ending], now=now, using=self._using, wait=False) if ending else {}
                     held = ending and not moved and transitions.still_running([ending], using=self._using)
             except Exception as refusal:  # noqa: BLE001 - logged below, or by the write that follows
-                passes = is_connection_loss(refusal, self._using) or is_contention(refusal)
+                lost = is_connection_loss(refusal, self._using)
+                passes = lost or is_contention(refusal) or is_unable_to_write(refusal)
                 connections[self._using].close()
                 if passes:
                     self._write(batch)

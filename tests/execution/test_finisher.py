@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import DataError, InternalError, OperationalError, connection, transaction
+from django.db.backends.signals import connection_created
 
 from django_jobs import JobContext, Keep, clock, registry, transitions
 from django_jobs.definition import job
@@ -198,6 +199,39 @@ def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: py
     monkeypatch.setattr(finisher_module.transitions, "finish", read_only)
     assert [status for _, status in write(*runs)] == [Status.OK, Status.ERROR]
     assert JobExecution.objects.get(status=Status.ERROR).error == "ValueError: boom"
+
+
+@pytest.mark.sqlite
+@pytest.mark.medium
+def test_an_outcome_waits_as_it_is_while_the_database_has_no_space_left() -> None:
+    """Fault: runs that had ended well got a fixed error, since a write that was rolled back went through."""
+    run = ended_run()
+    for _ in range(50):
+        run.capture.add(logging.makeLogRecord({"msg": "x" * 2000, "name": "shop", "levelname": "INFO"}))
+    with connection.cursor() as cursor:
+        # No page is free.
+        cursor.execute("VACUUM")
+    is_full, opened = threading.Event(), []
+    is_full.set()
+
+    def bound(connection: Any, **kwargs: Any) -> None:
+        opened.append(1)
+        if is_full.is_set():
+            with connection.cursor() as cursor:
+                pages = cursor.execute("PRAGMA page_count").fetchone()[0]
+                cursor.execute(f"PRAGMA max_page_count = {pages}")
+
+    connection_created.connect(bound)
+    try:
+        with a_finisher() as (finisher, told):
+            finisher.put(run)
+            wait_for(lambda: len(opened) >= 4, 10, "it tried again and again")
+            is_full.clear()
+            wait_for(lambda: told, 10, "it was written")
+    finally:
+        connection_created.disconnect(bound)
+    stored = JobExecution.objects.get()
+    assert (stored.status, len(stored.logs)) == (Status.OK, 50)
 
 
 def test_an_outcome_that_cannot_be_prepared_is_stored_without_its_detail() -> None:
