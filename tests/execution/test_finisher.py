@@ -17,8 +17,9 @@ from django.db.backends.signals import connection_created
 from django_jobs import JobContext, Keep, clock, registry, transitions
 from django_jobs.definition import job
 from django_jobs.execution import finisher as finisher_module
-from django_jobs.execution.endings import recorder, settler
-from django_jobs.execution.finisher import UNSTORABLE, Finisher
+from django_jobs.execution import writer as writer_module
+from django_jobs.execution.endings import UNSTORABLE, recorder, settler
+from django_jobs.execution.finisher import Finisher
 from django_jobs.execution.outcomes import Failed, Ok, Outcome, Rescheduled
 from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution
@@ -102,7 +103,7 @@ def test_a_full_batch_is_one_transaction(django_assert_num_queries: Any) -> None
             return original(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finisher_module.transitions, "finish", watched)
+        patch.setattr(transitions, "finish", watched)
         write(*runs)
     assert [word for word in commits if word in {"DELETE", "UPDATE"}] == ["DELETE"]
     assert not JobExecution.objects.exists()
@@ -125,7 +126,7 @@ def test_a_row_the_database_refuses_costs_the_others_nothing(monkeypatch: pytest
             raise DataError("value too long")
         return original(endings, **kwargs)
 
-    monkeypatch.setattr(finisher_module.transitions, "finish", refusing)
+    monkeypatch.setattr(transitions, "finish", refusing)
     told = write(*runs)
     assert {run.execution.pk for run, _ in told} == {run.execution.pk for run in runs}
     assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.OK}
@@ -140,7 +141,7 @@ def test_a_lone_row_that_cannot_be_stored_at_all_ends_with_a_fixed_text(monkeypa
             raise DataError("no such character")
         return original(endings, **kwargs)
 
-    monkeypatch.setattr(finisher_module.transitions, "finish", refusing)
+    monkeypatch.setattr(transitions, "finish", refusing)
     write(run)
     stored = JobExecution.objects.get()
     assert (stored.status, stored.error) == (Status.ERROR, UNSTORABLE)
@@ -161,7 +162,7 @@ def test_a_lone_row_that_was_refused_once_loses_nothing_of_its_outcome(monkeypat
                 cursor.execute("SELECT pg_sleep(9)")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(finisher_module.transitions, "finish", too_slow)
+    monkeypatch.setattr(transitions, "finish", too_slow)
     assert [status for _, status in write(run)] == [Status.OK]
     assert [line["message"] for line in JobExecution.objects.get().logs] == ["a line"]
 
@@ -178,8 +179,8 @@ def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.M
             raise OperationalError("server closed the connection unexpectedly")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(finisher_module.transitions, "finish", away)
-    monkeypatch.setattr(finisher_module, "is_connection_loss", lambda error, using: True)
+    monkeypatch.setattr(transitions, "finish", away)
+    monkeypatch.setattr(writer_module, "is_connection_loss", lambda error, using: True)
     assert [status for _, status in write(run)] == [Status.OK]
     assert len(calls) == 3
 
@@ -196,7 +197,7 @@ def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: py
             raise InternalError("cannot execute UPDATE in a read-only transaction")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(finisher_module.transitions, "finish", read_only)
+    monkeypatch.setattr(transitions, "finish", read_only)
     assert [status for _, status in write(*runs)] == [Status.OK, Status.ERROR]
     assert JobExecution.objects.get(status=Status.ERROR).error == "ValueError: boom"
 
@@ -254,8 +255,8 @@ def test_a_commit_whose_reply_was_lost_is_settled_by_reading_again(monkeypatch: 
             raise OperationalError("server closed the connection unexpectedly")
         return moved
 
-    monkeypatch.setattr(finisher_module.transitions, "finish", committed_then_lost)
-    monkeypatch.setattr(finisher_module, "is_connection_loss", lambda error, using: True)
+    monkeypatch.setattr(transitions, "finish", committed_then_lost)
+    monkeypatch.setattr(writer_module, "is_connection_loss", lambda error, using: True)
     told = dict(write(kept, dropped, failed))
     assert told == {kept: Status.OK, dropped: Status.OK, failed: Status.ERROR}
     assert len(calls) == 2
@@ -303,7 +304,7 @@ def test_a_worker_claims_nothing_more_while_too_much_is_unwritten(monkeypatch: p
         return original(*args, **kwargs)
 
     monkeypatch.setattr(finisher_module, "BACKLOG_MAX", 3)
-    monkeypatch.setattr(finisher_module.transitions, "finish", slow)
+    monkeypatch.setattr(transitions, "finish", slow)
     with a_finisher() as (finisher, told):
         for run in [ended_run() for _ in range(5)]:
             finisher.put(run)
