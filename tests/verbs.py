@@ -10,11 +10,15 @@ from django_jobs import transitions
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
 from django_jobs.transitions import Ending
-from tests.factories import WorkerFactory
+from tests.factories import JobExecutionFactory, WorkerFactory
 
 
 def only(*rows: JobExecution) -> Any:
     return JobExecution.objects.filter(pk__in=[row.pk for row in rows])
+
+
+def running(now: datetime, **fields: Any) -> JobExecution:
+    return JobExecutionFactory(**{"running": True, "now": now, "max_attempts": 3, **fields})
 
 
 def stored(row: JobExecution) -> dict[str, Any]:
