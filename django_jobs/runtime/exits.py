@@ -1,9 +1,10 @@
-"""How a `runjobs` process ends: its exit codes, and a forced end when it lingers."""
+"""How a `runjobs` process ends: its exit codes, how to tell them, and a forced end when it lingers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 
@@ -29,3 +30,12 @@ def end_soon(code: int) -> None:
     timer = threading.Timer(LINGER, end)
     timer.daemon = True
     timer.start()
+
+
+def ended(code: int) -> str:
+    """Return in words how a process ended."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

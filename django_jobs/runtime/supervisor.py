@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,10 +22,11 @@ from django_jobs.execution.engine import AFTER_DRAIN
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
-from django_jobs.runtime.exits import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE
+from django_jobs.runtime.exits import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE, ended
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.lifeline import Lifeline
+from django_jobs.runtime.member import Member
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.reports import Reports
 from django_jobs.runtime.startup import (
@@ -44,8 +45,6 @@ logger = logging.getLogger("django_jobs.supervisor")
 LOOK_EVERY = 0.2
 # Seconds after which a child counts as well, and earlier failures are forgotten.
 WELL_AFTER = 30.0
-# Seconds before a child that ended by itself is replaced; doubles with each failure.
-FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 # Seconds; long enough to see whether the other children are refused as well.
 PAUSE_OF_REFUSED = 5.0
 # Seconds. A child on a busy processor may be late, however short WORKER_LOST_AFTER is.
@@ -53,48 +52,6 @@ LEAST_PATIENCE = 5.0
 REFUSED = frozenset({USAGE, NO_DATABASE})
 # Exit codes of a child that was told to end, by its supervisor or by a signal that both of them got.
 ORDERLY = frozenset({DONE, RECYCLED, *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)})
-
-
-@dataclass(slots=True)
-class Member:
-    """A child's place, and the process that fills it now."""
-
-    child: Child
-    process: subprocess.Popen[bytes] | None = None
-    line: Lifeline | None = None
-    started_at: float = 0.0
-    # When the next process is to be started.
-    due_at: float = 0.0
-    # How many processes in a row have failed.
-    failures: int = 0
-    # Exit codes that were logged since a process was last well: each is logged once.
-    logged: set[int] = field(default_factory=set)
-    # The exit code of a process that could not start working, for want of a database or a valid setting.
-    refusal: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.child}, pid {self.process.pid}" if self.process is not None else str(self.child)
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def fail(self) -> float:
-        """Count an unexpected end; return the seconds before the next start, which double each time."""
-        pause = min(FIRST_PAUSE * 2.0 ** min(self.failures, 8), MAX_PAUSE)
-        self.failures += 1
-        return pause
-
-    def hang_up(self) -> None:
-        """Stop listening to the process."""
-        if self.line is not None:
-            self.line.close()
-            self.line = None
-
-    def forgive(self) -> None:
-        """Forget the failures of earlier processes."""
-        self.failures = 0
-        self.logged.clear()
 
 
 class Supervisor:
@@ -314,12 +271,3 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def ended(code: int) -> str:
-    """Return in words how a process ended."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"

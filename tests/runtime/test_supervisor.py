@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from django_jobs.runtime import member as member_module
 from django_jobs.runtime import supervisor as module
 from django_jobs.runtime.child import ENVIRONMENT, Child
-from django_jobs.runtime.exits import DONE, FAILED, NO_DATABASE, RECYCLED, USAGE
+from django_jobs.runtime.exits import DONE, FAILED, NO_DATABASE, RECYCLED, USAGE, ended
 from django_jobs.runtime.limits import MEGABYTE, Limits, MemoryLimit
 from django_jobs.runtime.options import Options
-from django_jobs.runtime.supervisor import Supervisor, children_of, ended
+from django_jobs.runtime.supervisor import Supervisor, children_of
 from tests.runtime.support import in_thread
 from tests.support import wait_for
 
@@ -70,8 +71,9 @@ class Fleet:
 @pytest.fixture
 def fleet(transactional_db: None, tmp_path: Path, monkeypatch: Any, settings: Any) -> Iterator[Start]:
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 1}
-    for name, value in {"AFTER_DRAIN": 0.0, "LINGER": 0.0, "LOOK_EVERY": 0.01, "FIRST_PAUSE": 0.1}.items():
+    for name, value in {"AFTER_DRAIN": 0.0, "LINGER": 0.0, "LOOK_EVERY": 0.01}.items():
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(member_module, "FIRST_PAUSE", 0.1)
     started: list[Fleet] = []
 
     def start(code: str, **options: Any) -> Fleet:
@@ -92,7 +94,7 @@ class TestSupervisor:
         self, fleet: Start, monkeypatch: Any, caplog: Any
     ) -> None:
         """A child is killed, and its parent shuts down with exit code 0. Source: Bogdanp/dramatiq#376."""
-        monkeypatch.setattr(module, "MAX_PAUSE", 0.4)
+        monkeypatch.setattr(member_module, "MAX_PAUSE", 0.4)
         caplog.set_level(logging.INFO, logger="django_jobs.supervisor")
         process = fleet("os._exit(1)")
         starts = process.has_started(5)
@@ -118,7 +120,7 @@ class TestSupervisor:
     def test_a_child_that_asks_for_it_is_replaced_at_once_however_often(self, fleet: Start, caplog: Any) -> None:
         process = fleet(f"len(open(sys.argv[1]).readlines()) < 6 and os._exit({RECYCLED})\n{UNTIL_TOLD}")
         starts = process.has_started(6)
-        assert starts[-1] - starts[0] < 5 * (module.FIRST_PAUSE + 1.0)
+        assert starts[-1] - starts[0] < 5 * (member_module.FIRST_PAUSE + 1.0)
         assert process.supervisor._members[0].failures == 0
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
