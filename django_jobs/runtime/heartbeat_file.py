@@ -42,7 +42,9 @@ def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
     finally:
         loop.stop()
         loop.join(1)
-        path.unlink(missing_ok=True)
+        # Its folder may be gone, or not to be written to any more: that makes no end a failure.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _write(path: Path) -> None:

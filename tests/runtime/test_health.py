@@ -289,6 +289,15 @@ class TestFile:
             assert path.stat().st_mtime_ns == last
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_folder_that_is_lost_meanwhile_does_not_disturb_the_end(self, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        with heartbeat_file(Said(), folder / "beat"):
+            (folder / "beat").unlink()
+            folder.rmdir()
+            # No folder at all would be as good as a file that is gone.
+            folder.touch()
+
     def test_a_folder_that_is_not_there_is_a_mistake_in_one_line(self, tmp_path: Path) -> None:
         path = tmp_path / "absent" / "beat"
         refused = pytest.raises(
