@@ -93,7 +93,7 @@ class _Process:
             if self.suspensions or self._is_exiting or not ids:
                 return ids
             runner = self._start()
-        return runner.put(queue, ids, priority=priority)
+        return ids if runner is None else runner.put(queue, ids, priority=priority)
 
     def look(self) -> None:
         if self._runner is not None:
@@ -105,11 +105,16 @@ class _Process:
         if runner is not None:
             runner.end(reason, drain=get_settings().drain_timeout if drain is None else drain)
 
-    def _start(self) -> DirectRunner:
+    def _start(self) -> DirectRunner | None:
+        """Return a runner; None when the process is ending, and nothing would end what was started."""
         with self._lock:
             if self._runner is None or self._runner.is_broken:
                 if not self._is_known_at_exit:
-                    at_exit(self._exit)
+                    try:
+                        at_exit(self._exit)
+                    except RuntimeError:
+                        self._is_exiting = True
+                        return None
                     self._is_known_at_exit = True
                 runner = DirectRunner(using=jobs_alias())
                 runner.start()

@@ -14,6 +14,7 @@ from django.db import DatabaseError, connections, transaction
 
 from django_jobs import JobContext, Retry, clock, dispatchers, pauses, transitions
 from django_jobs.admin.banner import outages
+from django_jobs.dispatchers import direct as direct_mode
 from django_jobs.dispatchers import get_dispatcher
 from django_jobs.dispatchers.direct import DirectDispatcher
 from django_jobs.execution import direct
@@ -414,6 +415,29 @@ def test_a_process_that_has_no_threads_left_says_so_and_tries_again(
     assert ended(mark.push()).status == Status.OK
     left.refresh_from_db()
     assert left.status == Status.PENDING
+
+
+def test_what_is_pushed_while_the_process_ends_is_left_to_runjobs_without_a_word(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hooks of atexit push, and threads that Python waits for after the last line of a script."""
+
+    def refuse(call: Callable[[], object]) -> None:
+        raise RuntimeError("can't register atexit after shutdown")
+
+    monkeypatch.setattr(direct_mode, "at_exit", refuse)
+    monkeypatch.setattr(dispatchers, "_logged_at", float("-inf"))
+    dispatcher, woken = mode(), threading.Event()
+    # As in a process that has pushed nothing before.
+    monkeypatch.setattr(dispatcher, "_processes", {})
+    subscription = dispatcher.subscribe(None, woken.set)
+    row = mark.push()
+    assert woken.wait(5)
+    subscription.close()
+    assert not Worker.objects.exists()
+    row.refresh_from_db()
+    assert row.status == Status.PENDING
+    assert caplog.text == ""
 
 
 def test_a_forked_child_begins_anew_and_touches_nothing_of_its_parent(
