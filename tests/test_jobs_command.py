@@ -185,7 +185,7 @@ def test_the_beginning_of_one_id_shows_that_execution() -> None:
     assert str(row.pk) in jobs("show", row.pk.hex[:8].upper())
     assert "none begins with it" in refused(2, "show", "ffffff")
     # Too short to mean one.
-    assert "is not the id of an execution" in refused(2, "show", str(row.pk)[:5])
+    assert "at least its first 6 digits" in refused(2, "show", str(row.pk)[:5])
 
 
 def test_the_beginning_of_several_ids_names_the_newest_of_them() -> None:

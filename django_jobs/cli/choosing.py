@@ -119,7 +119,9 @@ def _beginning_with(text: str, *, using: str) -> list[JobExecution]:
     """Return the newest executions whose id begins with the text, one more than a message names."""
     bounds = id_bounds(text)
     if bounds is None:
-        raise UsageError(f"{text!r} is not the id of an execution; manage.py jobs list shows them.")
+        raise UsageError(
+            f"{text!r} is not the id of an execution, or at least its first 6 digits; manage.py jobs list shows them."
+        )
     rows = JobExecution.objects.using(using).filter(pk__gte=bounds[0], pk__lte=bounds[1])
     return list(rows.order_by("-pk").only("pk", "job_name")[: NEAR + 1])
 
