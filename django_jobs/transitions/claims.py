@@ -72,7 +72,11 @@ def claim(
     connection = connections[using]
     table = rows.TABLE
     rank = connection.ops.quote_name("rank")
-    fresh = f"EXISTS (SELECT 1 FROM {WORKER_TABLE} WHERE id = %s AND stopped_at IS NULL AND heartbeat_at > %s)"
+    # As is_fresh() has it.
+    fresh = (
+        f"EXISTS (SELECT 1 FROM {WORKER_TABLE} WHERE id = %s AND stopped_at IS NULL "
+        "AND heartbeat_at > %s AND heartbeat_at < %s)"
+    )
     known, known_names = rows.of_jobs(names, connection)
     # To avoid a sort, SQLite would walk the claim index through all pending rows; the plus prevents that.
     in_queue = "+queue" if ids is not None and connection.vendor == "sqlite" else "queue"
@@ -82,8 +86,9 @@ def claim(
         f"{'' if max_rank is None else f' AND {rank} <= %s'} AND {fresh} ORDER BY {rank}, scheduled_at, id LIMIT %s"
     )
     moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)
-    alive_since = rows.instant(now - timedelta(seconds=lost_after), connection)
-    chosen = [queue, *known_names, *told_ids, *([] if max_rank is None else [max_rank]), worker, alive_since, limit]
+    span = timedelta(seconds=lost_after)
+    alive = [rows.instant(now - span, connection), rows.instant(now + span, connection)]
+    chosen = [queue, *known_names, *told_ids, *([] if max_rank is None else [max_rank]), worker, *alive, limit]
     changed = [moment, moment, worker]
     written = {
         "status": Status.RUNNING,

@@ -102,6 +102,7 @@ def test_a_bound_on_the_rank_leaves_less_urgent_rows(now: datetime, worker: Work
     "state",
     [
         pytest.param({"heartbeat_at": -45}, id="silent"),
+        pytest.param({"heartbeat_at": 45}, id="not heard since the clock was set back"),
         pytest.param({"stopped_at": 0}, id="stopped"),
         pytest.param(None, id="unknown"),
     ],
