@@ -183,12 +183,13 @@ class JobsBackend(BaseTaskBackend):
         handler = _handler(task)
         own: dict[str, Any] = {"queue": task.queue_name, "priority": int(task.priority)}
         try:
-            made = job(name=task.module_path, **own, **self.job_options)(handler)
+            job(name=task.module_path, **own, **self.job_options)(handler)
         except DefinitionError as error:
             raise InvalidTask(str(error)) from error
         _tasks[handler] = task
         for signal in _SIGNALS:
-            signal.connect(_relay, sender=made)
+            # Of all jobs: Django knows a sender by its address, which is another job's once it is gone.
+            signal.connect(_relay)
 
     def as_stored(self, task: AnyTask, row: JobExecution) -> AnyTask:
         """Return the task with the priority, queue and time of its row."""
@@ -270,9 +271,9 @@ def _storable(task: AnyTask, value: Any) -> Any:
 
 def _relay(signal: Signal, job: Job[...], execution: JobExecution, **kwargs: Any) -> None:
     """Send Django's signal for one of ours; attempts that will be retried have none."""
-    if signal is job_finished and not execution.is_final:
+    task = _tasks.get(job.func)
+    if task is None or (signal is job_finished and not execution.is_final):
         return
-    task = _tasks[job.func]
     _SIGNALS[signal].send_robust(type(task.get_backend()), task_result=_result_of(task, execution))
 
 

@@ -532,6 +532,17 @@ class TestSignals:
         assert ended[0]["task_result"].return_value["bytes"] == "text"
         assert ended[2]["task_result"].errors[0].exception_class is ValueError
 
+    def test_djangos_signals_tell_nothing_of_jobs_that_are_not_tasks(self, tasks: Any) -> None:
+        with story() as told, heard(job_finished) as ended, a_worker():
+
+            @job(name="acc.portable")
+            def no_task() -> None: ...
+
+            row = no_task.push()
+            wait_for(lambda: len(ended) == 1, 15, "its end was told")
+        assert ended[0]["execution"].pk == row.pk
+        assert told == ([], [], [])
+
     def test_an_attempt_that_is_retried_is_no_end(self) -> None:
         with (
             portable_tasks(retry=1) as tasks,
