@@ -32,6 +32,8 @@ class Forwarder:
         self._open: set[socket.socket] = set()
         self._trap: tuple[bytes, bytes] | None = None
         self.swallowed = threading.Event()
+        # Set when somebody has connected since the last hush().
+        self.reached = threading.Event()
         # Clear while everything is taken and nothing passed on.
         self._passing = threading.Event()
         self._passing.set()
@@ -57,6 +59,7 @@ class Forwarder:
 
     def hush(self) -> None:
         """Take what is sent and connections from now, and never answer."""
+        self.reached.clear()
         self._passing.clear()
 
     def swallow_answer(self, *, after: bytes, at: bytes) -> None:
@@ -76,6 +79,7 @@ class Forwarder:
                 client, _ = listener.accept()
             except OSError:
                 return
+            self.reached.set()
             try:
                 server = self._connect()
             except OSError:

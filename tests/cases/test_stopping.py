@@ -220,8 +220,7 @@ def test_a_signal_ends_the_start_also_when_the_database_never_answers(runjobs: S
     with forwarded_database() as (cable, url):
         cable.hush()
         process = runjobs("--skip-checks", DATABASE_URL=url)
-        # Nothing is told before the patience is over, so the time has to do.
-        time.sleep(2)
+        assert cable.reached.wait(30), process.output
         assert process.process.poll() is None, process.output
         assert seconds_to_end(process, within=10) < 5
         assert process.process.returncode == 0, process.output
