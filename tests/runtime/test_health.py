@@ -293,8 +293,8 @@ class TestFile:
         folder = tmp_path / "folder"
         folder.mkdir()
         with heartbeat_file(Said(), folder / "beat"):
-            (folder / "beat").unlink()
-            folder.rmdir()
+            # In one go: the file is written again and again.
+            folder.rename(tmp_path / "elsewhere")
             # No folder at all would be as good as a file that is gone.
             folder.touch()
 
