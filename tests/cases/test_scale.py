@@ -14,7 +14,7 @@ from django.db import connection
 
 from django_jobs import clock, registry, transitions
 from django_jobs.fields import uuid7
-from django_jobs.models import JobExecution, Worker
+from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.cases.copies import analyze, fill
@@ -96,21 +96,10 @@ def test_many_finished_rows_make_no_claim_slower() -> None:
         assert took < 5
 
 
-@pytest.fixture
-def kept_from_rescue() -> Worker:
-    """A worker that will seem alive for the next hour."""
-    worker = WorkerFactory(names=["acc.mark"], queues=["elsewhere"])
-    worker.heartbeat_at += timedelta(hours=1)
-    worker.save()
-    return worker
-
-
 @pytest.mark.slow(40)
 @pytest.mark.scale
 @pytest.mark.subprocess
-def test_old_rows_go_in_portions_beside_the_work_and_a_kill_does_not_matter(
-    runjobs: Start, ledger: Ledger, kept_from_rescue: Worker
-) -> None:
+def test_old_rows_go_in_portions_beside_the_work_and_a_kill_does_not_matter(runjobs: Start, ledger: Ledger) -> None:
     """Retention is one giant statement, or collects the rows in memory: time-out, lock, or out of memory.
 
     Sources: celery/django-celery-results#117, PR#483, celery/django-celery#202.
@@ -122,12 +111,18 @@ def test_old_rows_go_in_portions_beside_the_work_and_a_kill_does_not_matter(
     fill(JobExecutionFactory(ok=True, worker=WorkerFactory(stopped=True), now=before, logs=log), 1, rows)
     analyze()
     old = {"now": before, "created_at": before, "updated_at": before}
+    elsewhere = WorkerFactory(names=["acc.mark"], queues=["elsewhere"])
     live = [
         JobExecutionFactory(pending=True, queue="elsewhere", **old),
-        JobExecutionFactory(running=True, worker=kept_from_rescue, **old),
+        JobExecutionFactory(running=True, worker=elsewhere, **old),
         JobExecutionFactory(scheduled=True, **{**old, "scheduled_at": clock.now("default") + timedelta(days=1)}),
     ]
-    trimming = {"TRIM_CRON": "* * * * * *", "KEEP": {"ok": kept, "error": kept, "cancelled": kept}}
+    trimming = {
+        "TRIM_CRON": "* * * * * *",
+        "KEEP": {"ok": kept, "error": kept, "cancelled": kept},
+        # The worker elsewhere has beaten once, and nobody is to take it for dead.
+        "WORKER_LOST_AFTER": 3600,
+    }
     delays: list[float] = []
 
     def work_until(left: int, process: Runjobs) -> int:
