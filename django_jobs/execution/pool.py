@@ -228,9 +228,8 @@ class Pool:
                     loop.run_forever()
                     if not self._stopped:
                         logger.error("a handler stopped the event loop, which goes on: other runs are on it as well")
-                except (
-                    BaseException
-                ):  # asyncio re-raises a task's SystemExit and KeyboardInterrupt, but other runs are on this loop
+                except BaseException:
+                    # asyncio lets a task's SystemExit and KeyboardInterrupt out, but other runs are on this loop.
                     logger.exception("a handler's task broke out of the event loop, which goes on")
             for task in asyncio.all_tasks(loop):
                 task.cancel()
