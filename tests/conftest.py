@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 
 from tests import encryption, pgbouncer
 from tests.engines import ENGINES
-from tests.support import Ledger, Runjobs
+from tests.support import Ledger, Runjobs, wait_for
 
 pytest_plugins = ["tests.redis_servers"]
 
@@ -176,6 +177,18 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     path = tmp_path / "ledger"
     monkeypatch.setenv("ACC_LEDGER", str(path))
     return Ledger(path)
+
+
+@pytest.fixture
+def set_pool(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Set the pool of the database "default"; its settings are those of all threads."""
+    from django.db import connections
+
+    def lingers() -> bool:
+        return any(thread.name == "django_jobs notify" for thread in threading.enumerate())
+
+    wait_for(lambda: not lingers(), 10, "the thread of earlier tests has closed its connections")
+    return lambda pool: monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"pool": pool})
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_jobs import clock
@@ -233,9 +232,9 @@ class TestCheck:
             call_command("runjobs", check=True, skip_checks=True, queues=["mail"], exclude=["mail"])
 
     @pytest.mark.postgres
-    def test_it_opens_one_connection_and_no_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_opens_one_connection_and_no_pool(self, set_pool: Callable[[Any], None]) -> None:
         """Fault: it went through Django's pool, which opens four."""
-        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": {"min_size": 4}})
+        set_pool({"min_size": 4})
         opened: list[Any] = []
 
         def note(connection: Any, **kwargs: Any) -> None:

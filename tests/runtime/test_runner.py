@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -250,22 +250,24 @@ class TestStartup:
         [(True, 4), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 7}, 7), ({"max_size": 10}, None), (False, None)],
     )
     def test_a_pool_with_fewer_connections_than_slots_is_told_at_the_start(
-        self, pool: Any, size: int | None, monkeypatch: Any
+        self, pool: Any, size: int | None, set_pool: Callable[[Any], None]
     ) -> None:
         """Handlers that wait for a connection look like handlers that hang."""
-        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": pool})
+        set_pool(pool)
         text = "\n".join(welcome(Options.of(concurrency=10), "default"))
         assert ("the pool of the database 'default' has" in text) == (size is not None)
         assert size is None or f"has {size} connections for 10 slots" in text
         assert "the pool" not in "\n".join(welcome(Options.of(roles=["sweep"]), "default"))
 
     @pytest.mark.postgres
-    def test_a_pool_that_cannot_be_made_ends_the_start_with_the_mend(self, monkeypatch: Any) -> None:
+    def test_a_pool_that_cannot_be_made_ends_the_start_with_the_mend(
+        self, set_pool: Callable[[Any], None], monkeypatch: Any
+    ) -> None:
         """Fault: it started, and each handler that used the database failed and cost its row an attempt."""
-        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": {"max_size": 1}})
+        set_pool({"max_size": 1})
         with pytest.raises(UsageError, match=r"pool of the database 'default' .* max_size .* min_size is 4"):
             Runner(Options.of()).run()
-        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"pool": True})
+        set_pool(True)
         monkeypatch.setitem(sys.modules, "psycopg_pool", None)
         with pytest.raises(UsageError, match=r'psycopg_pool .* pip install "psycopg\[pool\]"'):
             startup.check_pools()
