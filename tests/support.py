@@ -212,6 +212,17 @@ class Runjobs:
         """Send the signal to this process alone; a killed one is reaped by wait()."""
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        """Stop this process alone, and wait until all its threads stand still; SIGCONT thaws it."""
+
+        def stands_still() -> bool:
+            states = [path.read_text().rpartition(")")[2].split()[0] for path in threads.glob("*/stat")]
+            return set(states) == {"T"}
+
+        threads = Path(f"/proc/{self.process.pid}/task")
+        self.kill(signal.SIGSTOP)
+        wait_for(stands_still, 10, "every thread has stopped")
+
     def kill_group(self, number: int = signal.SIGKILL) -> None:
         """Send the signal to it and to all its children."""
         with contextlib.suppress(ProcessLookupError):

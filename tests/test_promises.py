@@ -192,7 +192,7 @@ def test_a_worker_that_was_frozen_overwrites_nothing_and_goes_on_working(
     # Thawed after its second, the first run raises, and would be retried.
     row = jobs.gate_retry.push(path=str(gate), s=1)
     began(ledger, row)
-    frozen.kill(signal.SIGSTOP)
+    frozen.freeze()
     gate.touch()
     rescuer = runjobs("--worker", jobs=HASTY).wait_ready()
     became(row, Status.OK)

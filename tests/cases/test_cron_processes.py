@@ -192,7 +192,7 @@ def test_sixty_ticks_come_once_with_three_schedulers_of_which_one_is_frozen_and_
     frozen, killed, spared = (runjobs("--scheduler", **EACH_SECOND).wait_ready() for _ in range(3))
     first = pass_ticks(10)
     mid_second()
-    frozen.kill(signal.SIGSTOP)
+    frozen.freeze()
     pass_ticks(15)
     frozen.kill(signal.SIGCONT)
     pass_ticks(5)
@@ -202,7 +202,7 @@ def test_sixty_ticks_come_once_with_three_schedulers_of_which_one_is_frozen_and_
     pass_ticks(10)
     # The one that was frozen does it alone.
     mid_second()
-    spared.kill(signal.SIGSTOP)
+    spared.freeze()
     pass_ticks(10)
     spared.kill(signal.SIGCONT)
     pass_ticks(10)

@@ -171,7 +171,7 @@ def test_schedulers_fire_each_tick_once_whatever_happens_between_them_and_redis(
         pass_ticks(1)
         first.kill()
         # Frozen for twice as long as it takes to be called dead.
-        second.kill(signal.SIGSTOP)
+        second.freeze()
         pass_ticks(6)
         second.kill(signal.SIGCONT)
         own_valkey.kill()
