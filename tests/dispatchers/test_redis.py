@@ -95,10 +95,11 @@ def test_a_worker_takes_no_more_than_it_wants_and_leaves_the_rest_to_others(
 
 def test_a_worker_that_wants_nothing_takes_nothing(dispatcher: RedisDispatcher, redis_server: RedisServer) -> None:
     full, idle = Taker(dispatcher, wants=0), Taker(dispatcher)
-    for _ in range(5):
+    for number in range(1, 6):
         dispatcher.hint("mail", [uuid7()])
-        wait_for(lambda: not left_of(redis_server), 5, "the idle one takes it")
-    assert (full.calls, idle.calls) == (0, 5)
+        wait_for(lambda number=number: idle.calls == number, 5, "the idle one takes it")
+    assert left_of(redis_server) == []
+    assert full.calls == 0
 
 
 def test_workers_of_one_slot_take_one_each_however_often_they_have_run(
