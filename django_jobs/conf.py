@@ -14,6 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 MAX_SECONDS = 3650 * 86400.0
+# The largest number of an integer column; a larger one overflows as a LIMIT or OFFSET.
+MOST = 2**31 - 1
 DISPATCHERS = {
     "database": "django_jobs.dispatchers.database.DatabaseDispatcher",
     "redis": "django_jobs.dispatchers.redis.RedisDispatcher",
@@ -39,6 +41,13 @@ def seconds(value: Any, *, what: str) -> float:
     return float(value)
 
 
+def whole(value: Any, *, what: str, least: int) -> int:
+    """Return a whole number from `least` to MOST; raise ValueError for anything else, bool included."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise ValueError(f"{what} is {value!r}; expected a whole number from {least} to {MOST}.")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSpec:
     """The dispatcher of this project: the dotted path of its class, and the options for its constructor."""
@@ -55,9 +64,7 @@ def _duration(key: str, value: Any, *, zero: bool = False) -> float:
 
 
 def _positive(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} is {value!r}; expected a whole number of at least 1.")
-    return value
+    return whole(value, what=key, least=1)
 
 
 def _text(key: str, value: Any) -> str:
@@ -100,14 +107,12 @@ def _keep(key: str, value: Any) -> tuple[int | None, int | None, int | None, flo
     given = {**DEFAULTS["KEEP"], **value}
     if unknown := set(given) - {"ok", "error", "cancelled", "max_age"}:
         raise ValueError(f"{key} has {', '.join(sorted(map(repr, unknown)))}; expected ok, error, cancelled, max_age.")
-    counts: list[int | None] = []
-    for name in ("ok", "error", "cancelled"):
-        count = given[name]
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-            raise ValueError(f"{key}[{name!r}] is {count!r}; expected None for all, or a whole number of at least 0.")
-        counts.append(count)
+    ok, error, cancelled = (
+        None if given[name] is None else whole(given[name], what=f"{key}[{name!r}]", least=0)
+        for name in ("ok", "error", "cancelled")
+    )
     age = given["max_age"]
-    return counts[0], counts[1], counts[2], None if age is None else _duration(f"{key}['max_age']", age)
+    return ok, error, cancelled, None if age is None else _duration(f"{key}['max_age']", age)
 
 
 def _retry(key: str, value: Any) -> Any:

@@ -333,7 +333,7 @@ def _description(func: Any, given: Any) -> str:
         given = (inspect.getdoc(func) or "").strip().partition("\n")[0]
     if not isinstance(given, str):
         raise DefinitionError(f"description={given!r}; expected text.")
-    return given
+    return check.storable(given, "description")
 
 
 def _split(made: Job[...]) -> str:

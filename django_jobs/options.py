@@ -14,6 +14,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
+from django_jobs import conf
 from django_jobs.conf import RECORDS, seconds
 from django_jobs.exceptions import DefinitionError
 from django_jobs.retries import Retry
@@ -220,10 +221,11 @@ def duration(value: Any, what: str) -> float:
 
 
 def whole(value: Any, what: str, *, least: int) -> int:
-    """Return a whole number that is at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DefinitionError(f"{what} is {value!r}; expected a whole number of at least {least}.")
-    return value
+    """Return a whole number of at least `least`."""
+    try:
+        return conf.whole(value, what=what, least=least)
+    except ValueError as error:
+        raise DefinitionError(str(error)) from error
 
 
 def flag(value: Any, what: str) -> bool:
@@ -268,7 +270,7 @@ def key(value: Any) -> str | None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= KEY_LENGTH:
         raise DefinitionError(f"key={_short(value)}; expected 1 to {KEY_LENGTH} characters of text.")
-    return _storable(value, "key")
+    return storable(value, "key")
 
 
 def organization_id(value: Any) -> str | None:
@@ -280,7 +282,7 @@ def organization_id(value: Any) -> str | None:
             f"organization_id={_short(value)}; expected text, a number or a UUID of at most {ORGANIZATION_LENGTH} "
             f"characters."
         )
-    return _storable(str(value), "organization_id")
+    return storable(str(value), "organization_id")
 
 
 def attribution(by: Any) -> tuple[str, str]:
@@ -290,12 +292,12 @@ def attribution(by: Any) -> tuple[str, str]:
     if isinstance(by, str):
         if len(by) > BY_LENGTH:
             raise DefinitionError(f"by={_short(by)}; expected a user, or a text of at most {BY_LENGTH} characters.")
-        return _storable(by, "by"), by
+        return storable(by, "by"), by
     if not hasattr(by, "pk") or not callable(getattr(by, "get_username", None)):
         raise DefinitionError(f"by={_short(by)}; expected a user, or a text of at most {BY_LENGTH} characters.")
     # An anonymous user has no key.
     stored = "" if by.pk is None else str(by.pk)
-    return _storable(stored, "by")[:BY_LENGTH], _storable(str(by.get_username()), "by")[:BY_LENGTH]
+    return storable(stored, "by")[:BY_LENGTH], storable(str(by.get_username()), "by")[:BY_LENGTH]
 
 
 def push_options(before: PushOptions, given: dict[str, Any]) -> PushOptions:
@@ -321,7 +323,8 @@ def _by(value: Any) -> Any:
     return value
 
 
-def _storable(value: str, what: str) -> str:
+def storable(value: str, what: str) -> str:
+    """Return text that every database and page can take."""
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise DefinitionError(f"{what}={_short(value)}; expected text without NUL characters and lone surrogates.")
     return value

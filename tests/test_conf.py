@@ -124,9 +124,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"CRON_SECRET": 5}, "CRON_SECRET is of type int; expected None or a non-empty string"),
     *(({key: None}, f"{key} is None; expected a timedelta") for key in [*DURATIONS, "INTERRUPT_GRACE"]),
     *(
-        ({key: value}, f"{key} is {value!r}; expected a whole number of at least 1")
+        ({key: value}, f"{key} is {value!r}; expected a whole number from 1 to 2147483647")
         for key in COUNTS
-        for value in (0, -1, 1.5, "10", True, None)
+        for value in (0, -1, 1.5, "10", True, None, 2**31)
     ),
     *(({key: value}, f"{key} is {value!r}; expected a non-empty string") for key in TEXTS for value in ("", " ", 5)),
     ({"SWEEP_CRON": None}, "SWEEP_CRON is None; expected a non-empty string"),
@@ -145,7 +145,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"RECORD": []}, "RECORD is []; expected"),
     ({"KEEP": 5}, "KEEP is 5; expected a dict"),
     ({"KEEP": {"okay": 5}}, "KEEP has 'okay'; expected ok, error, cancelled, max_age"),
-    ({"KEEP": {"ok": -1}}, "KEEP['ok'] is -1; expected None for all, or a whole number of at least 0"),
+    ({"KEEP": {"ok": -1}}, "KEEP['ok'] is -1; expected a whole number from 0 to 2147483647"),
+    ({"KEEP": {"ok": 10**30}}, "expected a whole number from 0 to 2147483647"),
     ({"KEEP": {"error": True}}, "KEEP['error'] is True; expected"),
     ({"KEEP": {"cancelled": "5"}}, "KEEP['cancelled'] is '5'; expected"),
     ({"KEEP": {"max_age": 0}}, "KEEP['max_age'] is 0; expected more than 0 seconds"),

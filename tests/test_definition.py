@@ -180,6 +180,7 @@ def test_a_direct_call_of_an_async_handler_is_awaited() -> None:
         ({"aliases": "old"}, "aliases='old'; expected a list"),
         ({"aliases": ["no good"]}, "alias='no good'"),
         ({"description": 5}, "description=5"),
+        ({"description": "\ud800"}, "description='.ud800'; expected text without NUL characters and lone surrogates"),
         ({"cron": "0 0 31 2 *"}, r"cron='0 0 31 2 \*' never occurs"),
         ({"cron": "0 0 * * *", "timezone": "Mars"}, "timezone='Mars' is not known"),
         ({"cron": "0 0 * * *", "misfire": "never"}, "misfire='never'"),
@@ -362,7 +363,9 @@ def test_record_and_keep_fold_into_one_number_for_each_status(
     assert tuple(made.retention(status) for status in (Status.OK, Status.ERROR, Status.CANCELLED)) == kept
 
 
-@pytest.mark.parametrize("wrong", [{"ok": -1}, {"error": True}, {"cancelled": "5"}, {"max_age": -1}, {"max_age": "1d"}])
+@pytest.mark.parametrize(
+    "wrong", [{"ok": -1}, {"ok": 10**30}, {"error": True}, {"cancelled": "5"}, {"max_age": -1}, {"max_age": "1d"}]
+)
 def test_a_wrong_keep_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match=f"Keep.{next(iter(wrong))}="):
         Keep(**wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from django_jobs.loop import start_thread
@@ -16,6 +17,8 @@ EVERY = 1.0
 # The most seconds between two looks that count as silence: while the machine sleeps, or the supervisor is frozen
 # together with its children, nobody listens.
 MOST_AT_ONCE = 1.0
+# Seconds that a process has for its first sign of life, in which it imports the project, beyond those of any other.
+START = 300.0
 
 
 class Lifeline:
@@ -24,8 +27,8 @@ class Lifeline:
     def __init__(self) -> None:
         self._own, self._child_end = socket.socketpair()
         self._own.settimeout(0.0)
-        self._listened_at: float | None = None
-        self._silence = 0.0
+        self._listened_at = time.monotonic()
+        self._silence = -START
 
     @property
     def child_end(self) -> int:
@@ -39,13 +42,13 @@ class Lifeline:
     def silence(self, now: float) -> float:
         """Return for how many seconds of looking the line has been silent, at the monotonic time `now`.
 
-        Counting begins with the first sign of life: a start may take long.
+        Before the first sign of life it is below 0 for START seconds.
         """
         if self._hears():
-            self._silence, self._listened_at = 0.0, now
-        elif self._listened_at is not None:
+            self._silence = 0.0
+        else:
             self._silence += min(now - self._listened_at, MOST_AT_ONCE)
-            self._listened_at = now
+        self._listened_at = now
         return self._silence
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from django_jobs.runtime.worker import Observed
 from django_jobs.served import Served
 from django_jobs.states import Parked
 
-# Seconds; a little less than the second within which every process notices a pause.
+# Seconds between two ticks; a little less than the second within which every process notices a pause.
 INTERVAL = 0.9
 # The most seconds for each phase of a tick, so that none starves the others and the pauses that were read stay fresh.
 SHARE = 0.12
@@ -61,7 +61,8 @@ class Stage(Observed):
         self._queues_at: datetime | None = None
 
     def tick(self, now: datetime | None = None) -> float:
-        """Stage once; return 0 when there is more to do, else the seconds to the next due row, at most INTERVAL."""
+        """Stage once; return 0 when there is more to do, else the seconds to the next due row or the next interval."""
+        began = time.monotonic()
         now = now or clock.now(self._using)
         self._moves.forget(now)
         self._read_pauses()
@@ -74,7 +75,11 @@ class Stage(Observed):
         more |= self._unpark(reasons, now)
         if not clock.is_within(QUEUES_EVERY, self._queues_at, now):
             self.look_for_queues(now)
-        return 0.0 if more else min(soon, INTERVAL, self._until_due(now))
+        if more:
+            return 0.0
+        # Not 0: that would say that there is more.
+        left = max(INTERVAL - (time.monotonic() - began), 0.001)
+        return min(soon, left, self._until_due(now))
 
     def look_for_queues(self, now: datetime) -> None:
         """Find the queues with pending rows, if the worker serves any queue."""

@@ -173,7 +173,7 @@ class Supervisor:
         patience = max(get_settings().worker_lost_after, LEAST_PATIENCE)
         if member.line is None or member.line.silence(now) <= patience:
             return
-        logger.critical("%s has shown no life for %g s and is killed; its rows will be rescued", member, patience)
+        logger.critical("%s shows no sign of life and is killed; its rows will be rescued", member)
         self._signal(member, signal.SIGKILL)
         # Kill it once: a process that the kernel holds up ends later.
         member.hang_up()

@@ -13,8 +13,14 @@ from django.dispatch import Signal
 
 from django_jobs import dispatchers
 from django_jobs.models import JobExecution
+from django_jobs.runtime import stage, surplus
 
 T = TypeVar("T")
+
+
+def rests(delay: float) -> bool:
+    """Whether this is what a tick of stage returns that left nothing to do: the interval, less its own time."""
+    return surplus.SOON < delay <= stage.INTERVAL
 
 
 def in_thread(call: Callable[[], T]) -> T:

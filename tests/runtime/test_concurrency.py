@@ -17,7 +17,7 @@ from django_jobs import clock, concurrency, contention, job, registry, transitio
 from django_jobs.contention import is_connection_loss
 from django_jobs.definition import Job
 from django_jobs.models import JobExecution, JobState
-from django_jobs.runtime import stage, surplus
+from django_jobs.runtime import surplus
 from django_jobs.runtime.limited_claims import LimitedClaims
 from django_jobs.runtime.once import _has_work
 from django_jobs.runtime.stage import Stage
@@ -25,7 +25,7 @@ from django_jobs.runtime.worker import Worker
 from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
-from tests.runtime.support import at_once, held, in_thread, statuses
+from tests.runtime.support import at_once, held, in_thread, rests, statuses
 from tests.runtime.test_runner import once
 from tests.runtime.workers import a_liveness, a_worker, ended, jobs_of
 from tests.support import wait_for
@@ -257,7 +257,7 @@ class TestSurplus:
         high = rows_of(limited, 4, now=now, priority=50)
         other = JobExecutionFactory(now=now)
         tick = Stage(using="default")
-        assert tick.tick(now) == stage.INTERVAL
+        assert rests(tick.tick(now))
         found = {row.pk: row for row in JobExecution.objects.all()}
         pending = {pk for pk, row in found.items() if row.status == Status.PENDING}
         assert pending == {row.pk for row in (*high, *normal[:2], other)}
@@ -277,7 +277,7 @@ class TestSurplus:
         JobExecution.objects.filter(pk=urgent.pk).update(rank=-100)
         left = JobExecution.objects.pending().order_by("scheduled_at", "pk")
         # As many as are kept: nothing is to do.
-        assert tick.tick(now) == stage.INTERVAL
+        assert rests(tick.tick(now))
         started = [row.pk for row in left[:4]]
         JobExecution.objects.filter(pk__in=started).delete()
         assert tick.tick(now) == surplus.SOON

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from django_jobs.runtime import lifeline as module
-from django_jobs.runtime.lifeline import MOST_AT_ONCE, Lifeline, hold_lifeline
+from django_jobs.runtime.lifeline import MOST_AT_ONCE, START, Lifeline, hold_lifeline
 from tests.support import wait_for
 
 Hold = Callable[[], threading.Event]
@@ -65,8 +66,15 @@ def test_time_in_which_nobody_listened_counts_for_little(line: Lifeline) -> None
     assert line.silence(4000.5) == MOST_AT_ONCE + 0.5
 
 
-def test_before_the_first_sign_there_is_no_silence(line: Lifeline) -> None:
-    assert [line.silence(now) for now in (0.0, 50.0, 5000.0)] == [0.0, 0.0, 0.0]
+def test_a_start_may_take_long_but_not_for_ever(line: Lifeline) -> None:
+    began = time.monotonic()
+    assert line.silence(began) <= -START + 1
+    for second in range(1, int(START)):
+        assert line.silence(began + second) < 1
+    assert line.silence(began + START) == pytest.approx(0.0, abs=1)
+    assert line.silence(began + START + 1) == pytest.approx(1.0, abs=1)
+    show_life(line)
+    assert line.silence(began + START + 2) == 0.0
 
 
 def test_a_child_shows_life_again_and_again(line: Lifeline, hold: Hold) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import DatabaseError
 
-from django_jobs import clock, registry, transitions
+from django_jobs import clock, pauses, registry, transitions
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.runtime import portions, stage
 from django_jobs.runtime.stage import Stage
 from django_jobs.states import Parked, Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
-from tests.runtime.support import at_once, held, hinted, in_thread, statuses
+from tests.runtime.support import at_once, held, hinted, in_thread, rests, statuses
 
 pytestmark = pytest.mark.django_db
 
@@ -71,9 +72,28 @@ def test_a_row_cancelled_between_the_read_and_the_write_stays_cancelled(now: dat
 
 
 def test_the_tick_returns_the_time_to_the_next_due_row(now: datetime) -> None:
-    assert Stage(using="default").tick(now) == stage.INTERVAL
+    assert rests(Stage(using="default").tick(now))
     JobExecutionFactory(scheduled=True, now=now, scheduled_at=now + timedelta(seconds=0.25))
     assert Stage(using="default").tick(now) == pytest.approx(0.25)
+
+
+def test_the_time_between_two_ticks_includes_that_of_the_first(now: datetime, monkeypatch: Any) -> None:
+    """A pause is noticed within a second, however much there was to do before."""
+    read = pauses.paused
+
+    def slowly(using: str) -> Any:
+        time.sleep(0.3)
+        return read(using)
+
+    monkeypatch.setattr(pauses, "paused", slowly)
+    assert 0 < Stage(using="default").tick(now) <= stage.INTERVAL - 0.3
+
+
+def test_a_tick_that_took_longer_than_the_interval_does_not_say_that_there_is_more(
+    now: datetime, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(stage, "INTERVAL", 0.0)
+    assert 0 < Stage(using="default").tick(now) < 0.1
 
 
 def test_many_due_rows_are_promoted_batch_after_batch(now: datetime, monkeypatch: Any) -> None:
@@ -86,7 +106,7 @@ def test_many_due_rows_are_promoted_batch_after_batch(now: datetime, monkeypatch
     assert tick.tick(now) == 0.0
     assert sorted(statuses().values()).count(Status.PENDING) == 7
     assert tick.tick(now) == 0.0
-    assert tick.tick(now) == stage.INTERVAL
+    assert rests(tick.tick(now))
     assert set(statuses().values()) == {Status.PENDING}
 
 
@@ -125,8 +145,8 @@ def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypat
     monkeypatch.setattr(transitions, "promote", refusing)
     tick = Stage(using="default")
     # It is left alone for a minute: not in the way, and no busy loop.
-    assert tick.tick(now) == stage.INTERVAL
-    assert tick.tick(now) == stage.INTERVAL
+    assert rests(tick.tick(now))
+    assert rests(tick.tick(now))
     assert {pk for pk, status in statuses().items() if status == Status.PENDING} == {row.pk for row in good}
     monkeypatch.setattr(transitions, "promote", promote)
     tick.tick(now + timedelta(seconds=61))

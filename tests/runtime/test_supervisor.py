@@ -202,7 +202,7 @@ class TestSupervisor:
         )
         process.has_started(2, number=1)
         assert len(process.lines("start", 2)) == 1
-        assert "has shown no life for 2 s and is killed" in caplog.text
+        assert "shows no sign of life and is killed" in caplog.text
         assert "was killed by SIGKILL; it is replaced in 0.1 s" in caplog.text
         assert process.stop() == DONE
 
