@@ -48,7 +48,7 @@ SILENCE = 10.0
 def is_contention(error: BaseException) -> bool:
     """Whether the database gave up on a statement only because of another one, so that it may be repeated."""
     cause = error.__cause__ or error
-    if getattr(cause, "sqlstate", None) in _SQLSTATES:
+    if _sqlstate(cause) in _SQLSTATES:
         return True
     if isinstance(cause, sqlite3.OperationalError):
         # The extended codes of SQLITE_BUSY (5) and SQLITE_LOCKED (6) carry them in their low byte.
@@ -65,7 +65,7 @@ def is_connection_loss(error: BaseException, using: str) -> bool:
         return True
     if isinstance(error, InternalError):
         # psycopg reports the timeout of an idle transaction like this; other such errors leave the connection intact.
-        return str(getattr(error.__cause__, "sqlstate", None) or "").startswith(_LOSS_SQLSTATES)
+        return _sqlstate(error.__cause__).startswith(_LOSS_SQLSTATES)
     if not isinstance(error, OperationalError) or is_contention(error):
         return False
     connection = connections[using]
@@ -74,13 +74,18 @@ def is_connection_loss(error: BaseException, using: str) -> bool:
     return connection.connection is None or not connection.is_usable()
 
 
+def _sqlstate(cause: BaseException | None) -> str:
+    """Return the state that a driver of PostgreSQL tells, "" if none; psycopg2 has another name for it."""
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+
+
 def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
     if cause is None:
         return False
     if vendor == "postgresql":
         # An error without a state comes from the client: the server was not reached, or fell silent.
-        state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-        return state is None or state.startswith(_LOSS_SQLSTATES)
+        state = _sqlstate(cause)
+        return not state or state.startswith(_LOSS_SQLSTATES)
     if vendor == "mysql" and cause.args and isinstance(cause.args[0], int):
         return 2000 <= cause.args[0] < 3000 or cause.args[0] in _LOSS_ERRNOS
     return False
@@ -94,7 +99,7 @@ def is_unable_to_write(error: BaseException) -> bool:
     cause = error.__cause__ or error
     if isinstance(cause, sqlite3.Error):
         return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF in _UNABLE_CODES
-    if str(getattr(cause, "sqlstate", None) or "").startswith(_UNABLE_SQLSTATES):
+    if _sqlstate(cause).startswith(_UNABLE_SQLSTATES):
         return True
     return bool(cause.args) and isinstance(cause.args[0], int) and cause.args[0] in _UNABLE_ERRNOS
 

@@ -41,11 +41,20 @@ def sqlite_error(code: int) -> sqlite3.OperationalError:
     return error
 
 
+def psycopg2_error(state: str) -> Exception:
+    """Return an error that tells its state like those of psycopg2, which is not installed here."""
+    error = Exception("sample")
+    error.pgcode = state  # type: ignore[attr-defined]
+    return error
+
+
 @pytest.mark.parametrize(
     "cause",
     [
         psycopg.errors.SerializationFailure("could not serialize access"),
         psycopg.errors.DeadlockDetected("deadlock detected"),
+        psycopg2_error("40001"),
+        psycopg2_error("40P01"),
         pymysql.err.OperationalError(1213, "Deadlock found"),
         pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"),
         pymysql.err.OperationalError(1020, "Record has changed since last read"),
@@ -69,6 +78,7 @@ def test_a_collision_of_two_statements_is_contention(cause: Exception) -> None:
         wrapped(psycopg.errors.UndefinedTable("no such table"), ProgrammingError),
         wrapped(psycopg.errors.AdminShutdown("terminating connection")),
         wrapped(psycopg.OperationalError("connection refused")),
+        wrapped(psycopg2_error("57P01")),
         wrapped(pymysql.err.IntegrityError(1062, "Duplicate entry"), IntegrityError),
         wrapped(pymysql.err.OperationalError(2013, "Lost connection")),
         wrapped(pymysql.err.InterfaceError("(0, '')"), InterfaceError),
