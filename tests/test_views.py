@@ -126,9 +126,10 @@ class TestWhoMayCall:
         assert call().status_code == 200
         assert call(Authorization="Bearer wrong").status_code == 404
 
-    def test_a_secret_outside_of_ascii_is_compared_by_its_bytes(self, settings: Any) -> None:
-        settings.DJANGO_JOBS = {"CRON_SECRET": "s\u00e9same-ouvre-toi"}
-        sent = "s\u00e9same-ouvre-toi".encode().decode("latin-1")
+    @pytest.mark.parametrize("secret", ["s\u00e9same-ouvre-toi", "s\u00e9same, voil\u00e0"])
+    def test_a_secret_outside_of_ascii_is_compared_by_its_bytes(self, settings: Any, secret: str) -> None:
+        settings.DJANGO_JOBS = {"CRON_SECRET": secret}
+        sent = secret.encode().decode("latin-1")
         assert call(Authorization=f"Bearer {sent}").status_code == 200
         assert call(Authorization="bearer \u2603").status_code == 404
 
