@@ -10,6 +10,7 @@ from argparse import SUPPRESS
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.core.management import call_command
@@ -441,6 +442,21 @@ def test_progress_is_shown_on_a_terminal_only_and_taken_away() -> None:
         terminal.progress("1 done")
         terminal.end_progress()
         assert screen.getvalue() == shown
+
+
+def test_what_was_done_until_ctrl_c_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [JobExecutionFactory() for _ in range(2)]
+
+    def pages(*args: Any) -> Iterator[list[UUID]]:
+        yield [rows[0].pk]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(many, "_pages", pages)
+    screen = Screen()
+    with pytest.raises(SystemExit) as end:
+        call_command("jobs", "cancel", "--job", "acc.mark", "--yes", stdout=io.StringIO(), stderr=screen)
+    assert (end.value.code, list(map(status, rows))) == (130, [Status.CANCELLED, Status.PENDING])
+    assert screen.getvalue() == "\r1 cancelled, 0 skipped\n"
 
 
 def test_a_database_that_fails_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from tests.support import child_environment, manage, wait_for
 pytestmark = [pytest.mark.subprocess, pytest.mark.django_db(transaction=True)]
 
 COMMAND = [sys.executable, "-m", "django", "jobs"]
+FULL = Path("/dev/full")
 
 
 def test_a_follower_sees_ends_as_they_come_and_leaves_well_with_ctrl_c(tmp_path: Path) -> None:
@@ -70,6 +71,22 @@ def test_streams_that_are_closed_keep_nothing_from_being_done() -> None:
     )
     assert nobody.returncode == 2
     assert "no terminal to ask on" in nobody.stderr
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="Linux has a device that is always full")
+def test_a_disk_that_is_full_is_told_in_one_line() -> None:
+    """Fault: a traceback, and another one from Python's own end, which made it exit code 120."""
+    with FULL.open("w") as full:
+        lister = subprocess.run(
+            [*COMMAND, "list"],
+            env=child_environment(PYTHONUNBUFFERED=""),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert lister.returncode == 1
+    assert lister.stderr == "CommandError: The output cannot be written: No space left on device.\n"
 
 
 @pytest.mark.slow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
 from tests.acc import jobs
-from tests.support import Ledger, Runjobs, assert_consistent, wait_for
+from tests.support import Ledger, Runjobs, assert_consistent, child_environment, wait_for
 
 pytestmark = pytest.mark.subprocess
 
@@ -38,3 +41,23 @@ def test_a_killed_process_is_reaped_and_leaves_its_row_running(runjobs: Callable
     row.refresh_from_db()
     assert row.status == Status.RUNNING
     assert ledger.ends(row.pk) == []
+
+
+def test_a_reader_of_its_output_that_has_left_makes_no_failure_of_its_end(transactional_db: None) -> None:
+    """Fault: exit code 120, and with --processes a failure of all, once a handler had printed something."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "django", "runjobs", "--once"],
+            # What is printed waits for the end, as in any process whose output is a pipe.
+            env=child_environment(PYTHONUNBUFFERED=""),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert process.returncode == 0, process.stderr
+    assert "BrokenPipeError" not in process.stderr

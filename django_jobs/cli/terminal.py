@@ -60,10 +60,10 @@ class Terminal:
             self._err.flush()
             self._progress = text
 
-    def end_progress(self) -> None:
-        """Erase the line of progress."""
+    def end_progress(self, *, keep: bool = False) -> None:
+        """Erase the line of progress, or keep it where a command was stopped: it says how far that came."""
         if self._progress:
-            self._err.write(f"\r{' ' * len(self._progress)}\r", ending="")
+            self._err.write("\n" if keep else f"\r{' ' * len(self._progress)}\r", ending="")
             self._progress = ""
 
     def confirm(self, question: str, *, yes: bool) -> bool:

@@ -22,14 +22,19 @@ def end_soon(code: int) -> None:
     """
 
     def end() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        flush_streams()
         os._exit(code)
 
     timer = threading.Timer(LINGER, end)
     timer.daemon = True
     timer.start()
+
+
+def flush_streams() -> None:
+    """Flush the standard streams, for an end that Python does not notice; the reader may be gone, or the disk full."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def ended(code: int) -> str:

@@ -22,7 +22,7 @@ from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
-from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
+from django_jobs.runtime.exits import DONE, FAILED, RECYCLED, flush_streams
 from django_jobs.runtime.forks import detach_forks
 from django_jobs.runtime.garbage import rare_collections
 from django_jobs.runtime.health import Health
@@ -245,8 +245,7 @@ class Runner:
         if self._requests.overrides() is not None:
             return
         logger.warning("a handler could not be stopped; this process restarts to get rid of its thread")
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
 Exit codes:
 
 - 0: done
-- 1: nothing was done, or not to every execution that was named
+- 1: nothing was done, or not to every execution that was named; or the output could not be written
 - 2: a mistake in the call: an unknown job, id or option, a payload that does not fit; or a wrong setting
 - 3: the database cannot be asked, or its tables are missing
 - 130: interrupted with Ctrl-C (but 0 for `tail`)
@@ -11,7 +11,6 @@ Exit codes:
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import SUPPRESS, ArgumentParser
 from typing import Any
@@ -25,7 +24,7 @@ from django_jobs.cli.choosing import Filters
 from django_jobs.cli.errors import DatabaseNotReady, NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.exceptions import Conflict, JobsError
-from django_jobs.management.streams import open_closed, spell_out
+from django_jobs.management.streams import let_go, open_closed, spell_out
 from django_jobs.models import jobs_alias
 from django_jobs.reading.listing import STATUSES
 from django_jobs.runtime.exits import NO_DATABASE, USAGE
@@ -50,7 +49,10 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a process of its own."""
         spell_out()
-        super().run_from_argv(argv)
+        try:
+            super().run_from_argv(argv)
+        finally:
+            let_go()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the commands, each with its options."""
@@ -119,10 +121,14 @@ class Command(BaseCommand):
         except (Error, DatabaseNotReady) as error:
             raise CommandError(str(_not_ready(error)), returncode=NO_DATABASE) from error
         except KeyboardInterrupt:
+            terminal.end_progress(keep=True)
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The reader of the output has seen enough; devnull takes what the interpreter flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader of the output has seen enough.
+            pass
+        except OSError as error:
+            why = error.strerror or error
+            raise CommandError(f"The output cannot be written: {why}.", returncode=NOTHING_DONE) from error
         finally:
             terminal.end_progress()
 

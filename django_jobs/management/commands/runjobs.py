@@ -20,7 +20,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
-from django_jobs.management.streams import open_closed, spell_out
+from django_jobs.management.streams import let_go, open_closed, spell_out
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import FAILED, NO_DATABASE, USAGE, end_soon
@@ -92,6 +92,7 @@ class Command(BaseCommand):
             raise
         finally:
             end_soon(code)
+            let_go()
 
     def check(self, *args: Any, **kwargs: Any) -> Any:
         """Run the system checks; an error that they find ends the command with the exit code of a wrong setting.
