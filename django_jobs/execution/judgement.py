@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from django_jobs.conf import get_settings
-from django_jobs.exceptions import Cancelled, InvalidPayload, InvalidResult, Reschedule, TimedOut
+from django_jobs.exceptions import Cancelled, InvalidResult, Reschedule, TimedOut
 from django_jobs.execution.errors import error_entry, fingerprint, message_of, stack_text, summary
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
 from django_jobs.fidelity import flaw
@@ -104,7 +104,7 @@ def failed(run: Run, exception: BaseException, *, message: str | None = None, tr
 
 def _delay(run: Run, exception: BaseException) -> float | None:
     execution = run.execution
-    if execution.attempt >= execution.max_attempts or isinstance(exception, InvalidPayload | InvalidResult):
+    if execution.attempt >= execution.max_attempts or isinstance(exception, InvalidResult):
         return None
     retry = run.job.effective_retry
     if retry is None or not run.job.has_retry:

@@ -145,7 +145,8 @@ def test_a_backoff_that_raises_still_retries() -> None:
     assert outcome.delay is not None and outcome.delay >= 0
 
 
-def test_a_payload_that_does_not_fit_any_more_is_final_and_the_handler_is_not_called() -> None:
+def test_a_payload_that_does_not_fit_fails_like_any_run_and_the_handler_is_not_called() -> None:
+    """During a deploy the next attempt may be made by the code for which it was pushed."""
     called: list[int] = []
 
     def handler(n: int) -> None:
@@ -153,8 +154,15 @@ def test_a_payload_that_does_not_fit_any_more_is_final_and_the_handler_is_not_ca
 
     outcome = outcome_of(handler, {"n": "many"}, retry=AT_ONCE, max_attempts=4)
     assert isinstance(outcome.exception, InvalidPayload)
-    assert outcome.delay is None
+    assert outcome.delay == 0
     assert called == []
+    assert outcome_of(handler, {"n": "many"}, retry=AT_ONCE, max_attempts=1).delay is None
+
+
+def test_a_payload_that_is_refused_to_a_handler_is_a_failure_of_that_run_like_any() -> None:
+    """`retries: n` means n + 1 runs, also when what a handler pushes is refused."""
+    outcome = outcome_of(raiser(InvalidPayload("of another job")), retry=AT_ONCE, max_attempts=4)
+    assert outcome.delay == 0
 
 
 def test_reschedule_parks_the_run_for_its_delay() -> None:
