@@ -14,12 +14,12 @@ from django_jobs import clock, pauses, registry, transitions
 from django_jobs.contention import is_connection_loss, retried, short_transaction
 from django_jobs.definition import Job
 from django_jobs.fields import UTCDateTimeField
-from django_jobs.models import JobState
+from django_jobs.models import JobExecution, JobState
 from django_jobs.options import PushOptions
 from django_jobs.runtime.portions import portions
 from django_jobs.schedules import Cron
 from django_jobs.services.hints import hint
-from django_jobs.services.keys import is_key_conflict, overlap_key
+from django_jobs.services.keys import held_by_namesake, is_key_conflict, overlap_key
 from django_jobs.services.push import build
 from django_jobs.signals import emit, job_pushed
 from django_jobs.states import Skip
@@ -222,12 +222,7 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
         now = clock.now(using)
         row = build(job, PushOptions(by="system"), "{}", now=now)
         row.active_key, row.tick_at = overlap_key(job), tick
-        try:
-            with transaction.atomic(using=using):
-                transitions.insert([row], now=now, using=using)
-        except IntegrityError as error:
-            if not is_key_conflict(error):
-                raise
+        if not _is_inserted(row, job, now, using):
             state = JobState.objects.using(using).filter(job_name=job.name)
             state.update(last_skip_at=tick, last_skip_reason=Skip.OVERLAP, skips=F("skips") + 1)
             logger.warning("%s skipped its tick of %s: an execution of it is still live", job.name, tick)
@@ -236,6 +231,20 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
         hint(connection, (row,))
     # After the commit: on PostgreSQL, a receiver whose statement fails would undo the tick again and again.
     emit(job_pushed, job, row)
+    return True
+
+
+def _is_inserted(row: JobExecution, job: Job[...], now: datetime, using: str) -> bool:
+    """Write the row of a tick; return False when an execution of the job is still live that must not overlap."""
+    if held_by_namesake(row, job, row.active_key, using=using) is not None:
+        return False
+    try:
+        with transaction.atomic(using=using):
+            transitions.insert([row], now=now, using=using)
+    except IntegrityError as error:
+        if not is_key_conflict(error):
+            raise
+        return False
     return True
 
 

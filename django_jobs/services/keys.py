@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, connections
 
-from django_jobs import rows, transitions
+from django_jobs import registry, rows, transitions
 from django_jobs.contention import retried
 from django_jobs.exceptions import KeyTaken
 from django_jobs.models import JobExecution
@@ -23,8 +24,10 @@ READ = rows.Columns(
 ROUNDS = 5
 CONSTRAINT = "django_jobs_active_key"
 _READ_COMMITTED = {"read committed", "read uncommitted"}
-# By vendor.
-_selects: dict[str, str] = {}
+# By vendor and number of names.
+_selects: dict[tuple[str, int], str] = {}
+# The names of a job, and a key.
+_Wanted = tuple[Sequence[str], str | None]
 
 
 def overlap_key(job: Job[...]) -> str | None:
@@ -41,12 +44,14 @@ def insert_or_find(row: JobExecution, *, now: datetime, using: str) -> JobExecut
     Raises KeyTaken when the holder changed in each of five rounds.
     """
     connection = connections[using]
+    job = registry.find(row.job_name)
+    names = (row.job_name,) if job is None else job.names
     conflict = False
     # One more look than INSERTs, so that the holder after the last conflict is found as well.
     for attempt in range(ROUNDS + 1):
         # Read first: most pushes under a taken key meet a row that has long been there, and a refused INSERT costs an
         # error in the server's log, a dead tuple and, in a transaction, a savepoint.
-        holder = find_holder(row.job_name, row.active_key, using=using, conflict=conflict)
+        holder = find_holder(names, row.active_key, using=using, conflict=conflict)
         if holder is not None:
             holder.created = False
             return holder
@@ -84,14 +89,25 @@ def is_key_conflict(error: IntegrityError) -> bool:
     return CONSTRAINT in text or f"{JobExecution._meta.db_table}.active_key" in text
 
 
+def held_by_namesake(row: JobExecution, job: Job[...], active_key: str | None, *, using: str) -> JobExecution | None:
+    """Return the live row with this key that the job has under another name than the row's, or None.
+
+    The unique index knows nothing of aliases; for jobs without any this costs nothing.
+    """
+    others = job.names_besides(row.job_name)
+    return find_holder(others, active_key, using=using) if others and active_key is not None else None
+
+
 @retried
-def find_holder(job_name: str, active_key: str | None, *, using: str, conflict: bool = False) -> JobExecution | None:
-    """Return the row of the job that holds this key now, whatever snapshot the caller's transaction has.
+def find_holder(
+    names: Sequence[str], active_key: str | None, *, using: str, conflict: bool = False
+) -> JobExecution | None:
+    """Return the row under these names of a job that holds this key now, whatever the caller's transaction sees.
 
     `conflict` says that the database has just refused this key, so that such a row exists, or did.
     """
     connection = connections[using]
-    wanted = (job_name, active_key)
+    wanted = (names, active_key)
     if not in_transaction(connection):
         return _read(connection, wanted)
     if connection.vendor == "mysql":
@@ -104,24 +120,25 @@ def find_holder(job_name: str, active_key: str | None, *, using: str, conflict: 
     return _read_apart(connection, wanted) or (seen if conflict else None)
 
 
-def _read(connection: Any, wanted: tuple[str, str | None], lock: str = "") -> JobExecution | None:
+def _read(connection: Any, wanted: _Wanted, lock: str = "") -> JobExecution | None:
     # By hand: at every push with a key, the ORM would take longer to build this query than the database to answer it.
+    names, active_key = wanted
     with connection.cursor() as cursor:
-        cursor.execute(_select(connection) + lock, wanted)
+        cursor.execute(_select(connection, len(names)) + lock, [*names, active_key])
         found = READ.executions(cursor.fetchall(), connection)
     return found[0] if found else None
 
 
-def _select(connection: Any) -> str:
-    text = _selects.get(connection.vendor)
+def _select(connection: Any, names: int) -> str:
+    text = _selects.get((connection.vendor, names))
     if text is None:
-        columns = READ.sql(connection)
-        text = f"SELECT {columns} FROM {rows.TABLE} WHERE job_name = %s AND active_key = %s"  # noqa: S608 - our names
-        _selects[connection.vendor] = text
+        among = ", ".join(["%s"] * names)
+        text = f"SELECT {READ.sql(connection)} FROM {rows.TABLE} WHERE job_name IN ({among}) AND active_key = %s"  # noqa: S608 - our names
+        _selects[connection.vendor, names] = text
     return text
 
 
-def _read_innodb(connection: Any, wanted: tuple[str, str | None], *, conflict: bool) -> JobExecution | None:
+def _read_innodb(connection: Any, wanted: _Wanted, *, conflict: bool) -> JobExecution | None:
     if not conflict:
         # Without a lock: a locking read that finds nothing locks the gap, and two such pushes would deadlock.
         seen = _read(connection, wanted)
@@ -138,7 +155,7 @@ def _sees_commits(connection: Any) -> bool:
         return cursor.fetchone()[0] in _READ_COMMITTED
 
 
-def _read_apart(connection: Any, wanted: tuple[str, str | None]) -> JobExecution | None:
+def _read_apart(connection: Any, wanted: _Wanted) -> JobExecution | None:
     """Read over a second connection, outside of the caller's transaction."""
     other = connection.copy()
     # Every caller holds a connection of the pool: if all waited there for a second one, they would wait for ever.

@@ -75,6 +75,8 @@ def retry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     user, name = attribution(by)
     active_key = row.key_digest or keys.overlap_key(job)
     one = JobExecution.objects.using(using).filter(pk=row.pk)
+    if (holder := keys.held_by_namesake(row, job, active_key, using=using)) is not None:
+        raise _held(row, "retried", holder)
     try:
         with savepoint(connections[using]):
             moved = transitions.retry(
@@ -83,7 +85,7 @@ def retry(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     except IntegrityError as error:
         if not keys.is_key_conflict(error):
             raise
-        raise _held(row, "retried", keys.find_holder(row.job_name, active_key, using=using, conflict=True)) from error
+        raise _held(row, "retried", keys.find_holder(job.names, active_key, using=using, conflict=True)) from error
     return _made_pending(row, moved, "retried", "error or cancelled", using=using)
 
 

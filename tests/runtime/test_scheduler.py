@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connections, transaction
 
-from django_jobs import job, registry, transitions
+from django_jobs import AlreadyRunning, job, registry, transitions
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import scheduler as module
 from django_jobs.runtime.scheduler import Scheduler
@@ -167,6 +167,23 @@ def test_a_trigger_keeps_a_tick_from_overlapping() -> None:
     scheduler.tick(START + MINUTE)
     assert ticks() == [None]
     assert skips() == ("overlap", 1)
+
+
+def test_a_run_under_an_old_name_keeps_ticks_and_triggers_from_overlapping() -> None:
+    """No two runs of one job overlap, also when it was renamed while one of them lives."""
+    scheduler = Scheduler(using="default")
+    define("acc.before").trigger()
+    registry.unregister("acc.before")
+    renamed = define(aliases=["acc.before"])
+    scheduler.tick(START)
+    scheduler.tick(START + MINUTE)
+    assert ticks() == []
+    assert skips() == ("overlap", 1)
+    with pytest.raises(AlreadyRunning):
+        renamed.trigger()
+    end_all()
+    scheduler.tick(START + 2 * MINUTE)
+    assert ticks() == [START.replace(minute=2, second=0)]
 
 
 def test_overlap_allow_opts_out() -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
-from django_jobs import KeyTaken, clock, transitions
+from django_jobs import KeyTaken, clock, job, transitions
 from django_jobs.models import JobExecution
 from django_jobs.services import keys
 from django_jobs.states import Status
@@ -100,6 +100,31 @@ def test_the_scope_of_a_key_is_its_job_and_tenant() -> None:
     assert [row.created for row in rows] == [True] * 6
     assert push_key().created is False
     assert push_key(organization_id="a") == rows[0]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("own_jobs")
+def test_a_row_under_an_old_name_of_its_job_holds_its_key() -> None:
+    """At most one live row per job and key, also when the job was renamed while one of them lives."""
+
+    @job(name="own.renamed", aliases=["own.before"])
+    def renamed() -> None: ...
+
+    over = renamed.using(key="k").push()
+    end(over)
+    live = JobExecutionFactory(job_name="own.before", key="k")
+    found = renamed.using(key="k").push()
+    assert (found, found.created) == (live, False)
+    assert renamed.push_many([renamed.item(key="k")]) == [live]
+    for again in (over.retry, over.copy):
+        with pytest.raises(KeyTaken, match=str(live.pk)):
+            again()
+    end(live)
+    made = renamed.using(key="k").push()
+    assert (made.created, made.job_name) == (True, "own.renamed")
+    live.refresh_from_db()
+    with pytest.raises(KeyTaken, match=str(made.pk)):
+        live.retry()
 
 
 @pytest.mark.django_db
