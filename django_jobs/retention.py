@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import heapq
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from uuid import UUID
 
 from django.db import transaction
@@ -41,15 +43,17 @@ def trim(
     using: str,
     limit: int = BATCH,
     place: Place | None = None,
+    other_names: Collection[str] = (),
 ) -> int:
     """Delete up to `limit` finished rows of one job and status, oldest first, and return how many.
 
     Deletes rows beyond the newest `keep` (None keeps all, 0 none), and rows that ended more than `max_age` (seconds)
-    ago. If it returns `limit`, more may be left: another call with the same `place` continues where this one ended.
+    ago. Rows under the job's `other_names` count, but only those under `job_name` are deleted. If it returns `limit`,
+    more may be left: another call with the same `place` continues where this one ended.
     Safe in any number of processes: rows that another one is deleting are skipped.
     """
     place = place or Place()
-    found = _surplus(job_name, status, keep, max_age, place.at, now, using)
+    found = _surplus((job_name, *other_names), status, keep, max_age, place.at, now, using)
     if found is None:
         return 0
     surplus, until = found
@@ -85,7 +89,7 @@ def discard(ids: Collection[UUID], *, using: str) -> int:
 
 
 def _surplus(
-    job_name: str,
+    names: Sequence[str],
     status: Status | str,
     keep: int | None,
     max_age: timedelta | float | None,
@@ -93,15 +97,19 @@ def _surplus(
     now: datetime,
     using: str,
 ) -> tuple[ExecutionQuerySet, datetime | None] | None:
-    """Return the rows to delete among those that ended after `since`, and until when; None if all of them stay."""
+    """Return the rows of the first name to delete among those that ended after `since`, and until when.
+
+    Returns None if all of them stay.
+    """
     # At first, every finished row is within the lower bound. But a range makes SQLite and PostgreSQL use the partial
     # index, rather than another one with a sort of all rows of the job.
-    ended = JobExecution.objects.using(using).filter(job_name=job_name, status=status, completed_at__gte=since)
+    all_ended = JobExecution.objects.using(using).filter(status=status, completed_at__gte=since)
+    ended = all_ended.filter(job_name=names[0])
     if keep == 0:
         return ended, None
     age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)
     expired = None if age is None else now - age
-    last = None if keep is None else _last_kept(ended, keep)
+    last = None if keep is None else _last_kept([all_ended.filter(job_name=name) for name in names], keep)
     if last is None or (expired is not None and expired > last[0]):
         # By age alone: rows beyond the count are older than that.
         return None if expired is None else (ended.filter(completed_at__lt=expired), expired)
@@ -110,11 +118,13 @@ def _surplus(
     return ended.filter(completed_at__lte=at).filter(Q(completed_at__lt=at) | Q(pk__lt=pk)), at
 
 
-def _last_kept(ended: ExecutionQuerySet, keep: int) -> tuple[datetime, UUID] | None:
-    """Return when the keep-th newest row ended, and its id; None if there are no more than `keep`."""
+def _last_kept(by_name: Sequence[ExecutionQuerySet], keep: int) -> tuple[datetime, UUID] | None:
+    """Return when the keep-th newest of all these rows ended, and its id; None if there are fewer."""
     # Without SKIP LOCKED: rows that other trims have locked count as well.
-    newest = ended.order_by("-completed_at", "-pk").values_list("completed_at", "pk")
-    for at, pk in newest[keep - 1 : keep]:
-        if at is not None:
-            return at, pk
-    return None
+    newest = [ended.order_by("-completed_at", "-pk").values_list("completed_at", "pk") for ended in by_name]
+    if len(newest) == 1:
+        last = list(newest[0][keep - 1 : keep])
+    else:
+        last = heapq.nlargest(keep, chain.from_iterable(ended[:keep] for ended in newest))[keep - 1 :]
+    # A finished row always has an end.
+    return next(((at, pk) for at, pk in last if at is not None), None)

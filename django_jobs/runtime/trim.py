@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import Error
@@ -67,12 +67,20 @@ class Trim:
 
     def _trim(self, name: str, status: Status, settings: Settings, now: datetime) -> Iterator[int]:
         try:
-            keep, max_age = _kept(name, status, settings)
+            keep, max_age, others = _kept(name, status, settings)
             place = retention.Place()
             while True:
                 started, size = self._monotonic(), self._size
                 deleted = retention.trim(
-                    name, status, keep, max_age, now=now, using=self._using, limit=size, place=place
+                    name,
+                    status,
+                    keep,
+                    max_age,
+                    now=now,
+                    using=self._using,
+                    limit=size,
+                    place=place,
+                    other_names=others,
                 )
                 self._adapt(deleted, self._monotonic() - started)
                 yield deleted
@@ -93,9 +101,9 @@ class Trim:
             self._size = min(self._size * 2, retention.BATCH)
 
 
-def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, timedelta | float | None]:
-    """Return how many rows are kept and for how long; for an unregistered job, what the settings say."""
+def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, timedelta | float | None, Sequence[str]]:
+    """Return how many rows are kept and for how long, for an unregistered job by the settings; and its other names."""
     job = registry.find(name)
     if job is not None:
-        return job.retention(status), job.effective_keep.max_age
-    return getattr(settings, f"keep_{status.value}"), settings.keep_max_age
+        return job.retention(status), job.effective_keep.max_age, job.names_besides(name)
+    return getattr(settings, f"keep_{status.value}"), settings.keep_max_age, ()

@@ -37,6 +37,23 @@ def trim_all(now: datetime) -> int:
     return sum(Trim(using="default").portions(now))
 
 
+def test_the_newest_of_a_renamed_job_stay_whatever_name_they_have(now: datetime) -> None:
+    """Trim keeps the newest n per job: not n under each of its names."""
+    with registry.isolated():
+
+        @job(name="acc.renamed", aliases=["acc.before"], keep=Keep(ok=3))
+        def renamed() -> None: ...
+
+        ended(now - timedelta(minutes=2), 4, ok=True, job_name="acc.before")
+        ended(now, 2, ok=True, job_name="acc.renamed")
+        assert trim_all(now) == 3
+        assert left() == {("acc.renamed", "ok"): 2, ("acc.before", "ok"): 1}
+        assert trim_all(now) == 0
+        ended(now + timedelta(minutes=5), 3, ok=True, job_name="acc.renamed")
+        assert trim_all(now) == 3
+        assert left() == {("acc.renamed", "ok"): 3}
+
+
 def test_each_job_and_status_is_trimmed_by_its_own_rule(now: datetime) -> None:
     """Trim keeps the newest n per job and status; cancelled rows too."""
     with registry.isolated():
