@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Collection
@@ -20,6 +21,9 @@ from django_jobs.runtime.surplus import Surplus
 from django_jobs.runtime.worker import Observed
 from django_jobs.served import Served
 from django_jobs.states import Parked
+from django_jobs.text import some
+
+logger = logging.getLogger("django_jobs.stage")
 
 # Seconds between two ticks; a little less than the second within which every process notices a pause.
 INTERVAL = 0.9
@@ -35,6 +39,8 @@ NAMES_EVERY = timedelta(seconds=5)
 QUEUES_EVERY = timedelta(seconds=2)
 # The columns that tell why the first scheduled row waits.
 WAITING = rows.Columns({"parked_reason", "scheduled_at"})
+# The most names that a line of the log lists.
+NAMED = 5
 
 
 class Stage(Observed):
@@ -55,6 +61,8 @@ class Stage(Observed):
         self._first_round = set(Parked)
         self._paged_at: datetime | None = None
         self._listed: frozenset[str] | None = None
+        # Unknown names that the log has told of.
+        self._told: set[str] = set()
         # When the next row is due, as of the last look.
         self._due_at: datetime | None = None
         self._names_at: datetime | None = None
@@ -148,6 +156,7 @@ class Stage(Observed):
         if names and (view := self._fleet.look(now)).settled_queues:
             served = view.settled_queues.condition()
             unlisted = names - view.listed_lately
+            self._told &= unlisted
             done = not unlisted or self._park(unlisted, served, Parked.UNKNOWN, now)
         self._names_at = now if done else None
         return not done
@@ -157,12 +166,24 @@ class Stage(Observed):
         self._share()
         while not self._is_over():
             pending = self._moves.rows().pending().filter(where).among_jobs(names).order_by()
-            ids = list(pending.values_list("pk", flat=True)[:PAGE])
-            if ids:
-                self._moves.park(ids, reason, now)
-            if len(ids) < PAGE:
+            page = list(pending.values_list("pk", "job_name")[:PAGE])
+            if page:
+                self._moves.park([pk for pk, _ in page], reason, now)
+            if reason == Parked.UNKNOWN:
+                self._warn({name for _, name in page})
+            if len(page) < PAGE:
                 return True
         return False
+
+    def _warn(self, names: set[str]) -> None:
+        """Tell of names that no worker knows, each once."""
+        if new := names - self._told:
+            self._told |= new
+            logger.warning(
+                "no live worker knows the job %s: its executions are parked until one does. If it was renamed, add the "
+                "old name to its aliases; if it is gone, purge them",
+                some(sorted(new), NAMED),
+            )
 
     def _unpark(self, reasons: Collection[str], now: datetime) -> bool:
         """Bring back rows whose reason, one of `reasons`, is gone; return whether to go on soon."""

@@ -246,6 +246,19 @@ def test_a_name_that_no_worker_knows_is_parked_and_the_rows_behind_it_stay(now: 
         assert (row.status, row.parked_reason) == (Status.SCHEDULED, "unknown")
 
 
+def test_a_name_that_no_worker_knows_is_logged_once(now: datetime, caplog: Any) -> None:
+    """A hint for an unknown job is a warning and a skip."""
+    WorkerFactory(now=now)
+    tick = Stage(using="default")
+    for seconds in (0, 10, 20):
+        JobExecutionFactory.create_batch(2, now=now, job_name="gone.job")
+        later = now + timedelta(seconds=seconds)
+        WorkerFactory(now=later)
+        tick.tick(later)
+    assert set(statuses().values()) == {Status.SCHEDULED}
+    assert [(each.levelname, "gone.job" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]
+
+
 def test_a_parked_name_comes_back_when_a_worker_lists_it(now: datetime, monkeypatch: Any) -> None:
     """When a worker that knows the job comes, the row runs."""
     WorkerFactory(now=now)
