@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from django_jobs.conf import MAX_SECONDS, seconds
-from django_jobs.exceptions import DefinitionError
+from django_jobs.exceptions import DefinitionError, TimedOut
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Retry:
 
     `backoff` is a Backoff, one duration, a sequence of them (the last one repeats), None for at once, or a callable
     `(attempt, exception)` that returns a duration. `when` says which exceptions are worth another run: a callable,
-    an exception class or a tuple of classes; None means all.
+    an exception class or a tuple of classes (to which a timeout is a TimeoutError); None means all.
     """
 
     retries: int
@@ -104,7 +104,9 @@ class Retry:
         if when is None:
             return True
         if isinstance(when, tuple | type):
-            return isinstance(exception, when)
+            # TimedOut is no Exception only so that a handler does not catch it: a timeout is a failure like any other.
+            is_timeout = isinstance(exception, TimedOut) and issubclass(TimeoutError, when)
+            return is_timeout or isinstance(exception, when)
         try:
             return bool(when(exception))
         except Exception:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_jobs import Backoff, DefinitionError, Retry
+from django_jobs import Backoff, DefinitionError, Retry, TimedOut
 
 TEN_YEARS = 3650 * 86400
 ERROR = ValueError("boom")
@@ -109,6 +109,12 @@ def test_a_callable_without_an_answer_falls_back_to_the_default(backoff: Any, ca
 )
 def test_when_says_which_exceptions_are_worth_another_run(when: Any, worth_it: bool) -> None:
     assert Retry(1, when=when).allows(ERROR) is worth_it
+
+
+@pytest.mark.parametrize("when", [Exception, (ValueError, TimeoutError), TimedOut])
+def test_a_timeout_is_a_failure_like_any_other_to_classes(when: Any) -> None:
+    assert Retry(1, when=when).allows(TimedOut("too slow")) is True
+    assert Retry(1, when=ValueError).allows(TimedOut("too slow")) is False
 
 
 def test_a_when_that_raises_counts_as_no_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
