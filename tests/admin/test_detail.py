@@ -157,6 +157,7 @@ def test_the_delete_link_is_offered_for_finished_rows_only(as_user: Any, failed:
 
 @pytest.mark.medium
 def test_an_unknown_job_name_breaks_no_page_and_imports_nothing(admin: Admin) -> None:
+    """The list answers 500 once a row names a function that is gone. Source: RealOrangeOne/django-tasks#126."""
     names = ["", "shop.gone", "é.ü", "no.such.module.f", "tests.admin.explosive.f", "a/b?c=1"]
     rows = [JobExecutionFactory(failed=True, job_name=name) for name in names]
 

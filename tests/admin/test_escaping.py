@@ -78,6 +78,10 @@ def assert_harmless(shown: Page, attack: str) -> None:
 
 @pytest.mark.parametrize("where", ["list", "filtered", "searched", "detail", "history", "delete", "delete_many"])
 def test_no_page_of_executions_lets_markup_through(admin: Admin, hostile: Any, attack: str, where: str) -> None:
+    """Arguments, errors or logs are printed unescaped.
+
+    Sources: rq/django-rq#479, Parallels/rq-dashboard#526, Bogdanp/django_dramatiq PR#215.
+    """
     admin.press(hostile, "copy")
     pages = {
         "list": lambda: admin.list(),

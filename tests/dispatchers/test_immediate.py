@@ -72,6 +72,10 @@ def now(row: JobExecution) -> JobExecution:
 
 @both
 def test_it_runs_at_commit_in_the_thread_that_pushed(commit: Callable[[], Any]) -> None:
+    """In a TestCase nothing commits, so what tests push never runs.
+
+    Sources: wagtail/wagtail PR#12787, pytest-dev/pytest-django#752.
+    """
     seen: list[tuple[int, int]] = []
 
     def note(number: int) -> str:
