@@ -58,6 +58,8 @@ def tidy(culprit: str = "", *, close_all: bool = False) -> None:
                 connection.close()
             else:
                 connection.close_if_unusable_or_obsolete()
+                if connection.connection is not None and _hides_transactions(connection):
+                    connection.connection.rollback()
         except Exception:
             logger.exception("the connection to %r could not be reset and is closed", connection.alias)
             _drop(connection)
@@ -73,8 +75,13 @@ def is_left_open(connection: BaseDatabaseWrapper) -> bool:
     if connection.vendor == "postgresql":
         # In psycopg 2 and 3 alike, 0 is "idle".
         return not raw.closed and raw.info.transaction_status != 0
-    # PyMySQL keeps the status of the last answer, whose bit 0 is "in a transaction"; mysqlclient would need a query.
-    return bool(getattr(raw, "server_status", 0) & 1)
+    # PyMySQL keeps the status of the last answer, whose bit 0 is "in a transaction".
+    return not _hides_transactions(connection) and bool(raw.server_status & 1)
+
+
+def _hides_transactions(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the driver does not tell if a transaction is open: mysqlclient; to ask costs as much as to roll back."""
+    return connection.vendor == "mysql" and not hasattr(connection.connection, "server_status")
 
 
 def roll_back(connection: BaseDatabaseWrapper) -> None:

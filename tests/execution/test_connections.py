@@ -95,6 +95,34 @@ def test_a_transaction_left_open_is_rolled_back_and_reported(
     assert [thing.name for thing in Thing.objects.all()] == ["kept"]
 
 
+class Mysqlclient:
+    """A connection of PyMySQL that tells as little about its transaction as one of mysqlclient."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "server_status":
+            raise AttributeError(name)
+        return getattr(self._raw, name)
+
+
+@pytest.mark.mysql
+def test_a_transaction_is_rolled_back_where_the_driver_does_not_tell_of_it(
+    slot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "CONN_MAX_AGE", None)
+
+    def handler() -> None:
+        connection.ensure_connection()
+        connection.connection = Mysqlclient(connection.connection)
+        leave_a_transaction_of_its_own_open()
+
+    assert run_in(slot, handler) == Ok()
+    assert run_in(slot, lambda: Thing.objects.create(name="kept").pk) != Ok()
+    assert [thing.name for thing in Thing.objects.all()] == ["kept"]
+
+
 def test_a_run_that_leaves_nothing_open_is_not_reported(slot: Any, caplog: pytest.LogCaptureFixture) -> None:
     def handler() -> None:
         with transaction.atomic():
