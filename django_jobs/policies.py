@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.utils.module_loading import import_string
 
@@ -77,16 +77,10 @@ class Policy:
         return self.record or get_settings().record
 
     @property
-    def effective_keep(self) -> Keep:
-        """How many finished rows are kept, with every field filled in."""
-        settings = get_settings()
-        own = self.keep
-        return Keep(
-            ok=settings.keep_ok if own.ok is INHERIT else own.ok,
-            error=settings.keep_error if own.error is INHERIT else own.error,
-            cancelled=settings.keep_cancelled if own.cancelled is INHERIT else own.cancelled,
-            max_age=settings.keep_max_age if own.max_age is INHERIT else own.max_age,
-        )
+    def effective_max_age(self) -> float | None:
+        """For how many seconds finished rows are kept; None for no limit."""
+        own: Any = self.keep.max_age
+        return get_settings().keep_max_age if own is INHERIT else own
 
     def retention(self, status: Status | str) -> int | None:
         """Return how many finished rows of this status are kept, by `record` and `keep` together; None means all.

@@ -37,7 +37,7 @@ def trim(
     job_name: str,
     status: Status | str,
     keep: int | None,
-    max_age: timedelta | float | None,
+    max_age: float | None,
     *,
     now: datetime,
     using: str,
@@ -92,7 +92,7 @@ def _surplus(
     names: Sequence[str],
     status: Status | str,
     keep: int | None,
-    max_age: timedelta | float | None,
+    max_age: float | None,
     since: datetime,
     now: datetime,
     using: str,
@@ -107,8 +107,7 @@ def _surplus(
     ended = all_ended.filter(job_name=names[0])
     if keep == 0:
         return ended, None
-    age = max_age if max_age is None or isinstance(max_age, timedelta) else timedelta(seconds=max_age)
-    expired = None if age is None else now - age
+    expired = None if max_age is None else now - timedelta(seconds=max_age)
     last = None if keep is None else _last_kept([all_ended.filter(job_name=name) for name in names], keep)
     if last is None or (expired is not None and expired > last[0]):
         # By age alone: rows beyond the count are older than that.

@@ -35,9 +35,9 @@ def _errors(row: Any) -> list[dict[str, Any]]:
             "exception": "builtins.ValueError",
             "message": "boom",
             "traceback": "Traceback (most recent call last):\nValueError: boom\n",
-            "worker": str(row.worker_id),
+            "worker": "host.test pid 10000",
             "started_at": row.started_at.isoformat(),
-            "ended_at": row.completed_at.isoformat(),
+            "failed_at": row.completed_at.isoformat(),
         }
     ]
 

@@ -604,13 +604,13 @@ class TestRetention:
         settings.DJANGO_JOBS = {"KEEP": {"ok": 0, "error": 0, "cancelled": 0}, "RECORD": "none"}
         made = registry.get(f"{PATH}.add")
         assert [made.retention(status) for status in ("ok", "error", "cancelled")] == [None, None, None]
-        assert made.effective_keep.max_age == 7 * 24 * 3600
+        assert made.effective_max_age == 7 * 24 * 3600
 
     def test_keep_of_the_backend_changes_it_field_by_field(self) -> None:
         with portable_tasks(keep={"ok": 5, "max_age": timedelta(hours=1)}):
             made = registry.get(f"{PATH}.add")
             assert [made.retention(status) for status in ("ok", "error", "cancelled")] == [5, None, None]
-            assert made.effective_keep.max_age == 3600
+            assert made.effective_max_age == 3600
 
     @pytest.mark.django_db
     def test_a_result_that_is_not_kept_any_more_does_not_exist(self) -> None:

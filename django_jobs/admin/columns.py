@@ -118,7 +118,7 @@ class ExecutionColumns:
     def last_worker(self, obj: JobExecution) -> str:
         if obj.worker_id is None:
             return words.EMPTY
-        return detail.worker_names({str(obj.worker_id)}, obj).get(str(obj.worker_id), str(obj.worker_id))
+        return detail.worker_name(obj) or str(obj.worker_id)
 
     @admin.display(description=_("created"))
     def created(self, obj: JobExecution) -> str:

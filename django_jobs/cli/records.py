@@ -6,7 +6,7 @@ from typing import Any
 
 from django_jobs import registry
 from django_jobs.models import JobExecution
-from django_jobs.reading.detail import worker_names
+from django_jobs.reading.detail import is_masked, worker_name
 
 
 def brief(row: JobExecution) -> dict[str, Any]:
@@ -39,22 +39,20 @@ def ending(row: JobExecution) -> dict[str, Any]:
 
 def full(row: JobExecution) -> dict[str, Any]:
     """Return everything about an execution; payload, result and logs only if its job is not sensitive."""
-    job = registry.find(row.job_name)
-    is_masked = job is not None and job.sensitive
-    worker = None if row.worker_id is None else str(row.worker_id)
+    masked = is_masked(row)
     return {
         **brief(row),
-        "is_registered": job is not None,
-        "is_masked": is_masked,
-        "payload": None if is_masked else row.payload,
-        "result": None if is_masked else row.result,
-        "logs": None if is_masked else row.logs,
+        "is_registered": registry.find(row.job_name) is not None,
+        "is_masked": masked,
+        "payload": None if masked else row.payload,
+        "result": None if masked else row.result,
+        "logs": None if masked else row.logs,
         "progress": row.progress,
         "error": row.error or None,
         "errors": row.errors,
         "rescues": row.rescues,
-        "worker_id": worker,
-        "worker": None if worker is None else worker_names({worker}, row).get(worker),
+        "worker_id": None if row.worker_id is None else str(row.worker_id),
+        "worker": worker_name(row),
         "updated_at": moment(row.updated_at),
         "cancel_requested_at": moment(row.cancel_requested_at),
         "cancelled_by": row.cancelled_by_name or None,

@@ -39,7 +39,6 @@ def show(terminal: Terminal, text: str) -> None:
 
 def _facts(row: JobExecution, now: datetime, sections: dict[str, Any]) -> list[tuple[str, str]]:
     _kind, word, note = words.state(row, now)
-    worker = "" if row.worker_id is None else str(row.worker_id)
     progress = sections["progress"]
     return [
         ("Execution", str(row.pk)),
@@ -58,7 +57,7 @@ def _facts(row: JobExecution, now: datetime, sections: dict[str, Any]) -> list[t
         ("Started", words.moment(row.started_at) if row.started_at else ""),
         ("Completed", words.moment(row.completed_at) if row.completed_at else ""),
         ("Took", "" if (took := words.run_time(row, now)) == words.EMPTY else took),
-        ("Worker", detail.worker_names({worker}, row).get(worker, worker) if worker else ""),
+        ("Worker", detail.worker_name(row) or str(row.worker_id or "")),
         ("Progress", f"{progress['text']} {progress['note']}".strip() if progress else ""),
         ("Pushed by", "" if (who := words.who(row)) == words.EMPTY else who),
         ("Cancel asked", _by(row.cancel_requested_at, row.cancelled_by_name)),
@@ -84,8 +83,8 @@ def _sections(sections: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _failure(error: dict[str, Any]) -> tuple[str, str]:
     attempt = f"Attempt {error['attempt']}: " if error.get("attempt") else ""
-    host = f"on {error['host']}" if error.get("host") else ""
-    when = " ".join(filter(None, [" – ".join(error.get("times", ())), host]))
+    where = f"on {error['worker']}" if error.get("worker") else ""
+    when = " ".join(filter(None, [" – ".join(error.get("times", ())), where]))
     lines = filter(None, [error["message"], when, error.get("traceback", "")])
     return f"{attempt}{error.get('exception', '')}", "\n".join(lines)
 

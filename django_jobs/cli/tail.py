@@ -16,6 +16,7 @@ from django_jobs.clock import EPOCH
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading import words
+from django_jobs.reading.detail import is_masked
 from django_jobs.reading.listing import COLUMNS
 from django_jobs.runtime.portions import distinct
 from django_jobs.states import FINAL, Status
@@ -113,10 +114,9 @@ def tail(
 
 def _tell(terminal: Terminal, rows: list[JobExecution]) -> None:
     for row in rows:
-        job = registry.find(row.job_name)
-        is_masked = job is not None and job.sensitive
-        terminal.json({**records.brief(row), "error": None if is_masked else row.error or None}, indent=None)
-        terminal.line(_line(row, "" if is_masked else row.error))
+        error = "" if is_masked(row) else row.error
+        terminal.json({**records.brief(row), "error": error or None}, indent=None)
+        terminal.line(_line(row, error))
     terminal.flush()
 
 

@@ -54,9 +54,8 @@ class Keeping:
             place = retention.Place(reached - LATE)
             try:
                 now = clock.now(self._using)
-                max_age = run.job.effective_keep.max_age
-                others = run.job.names_besides(name)
-                retention.trim(name, status, keep, max_age, now=now, using=self._using, place=place, other_names=others)
+                age, others = run.job.effective_max_age, run.job.names_besides(name)
+                retention.trim(name, status, keep, age, now=now, using=self._using, place=place, other_names=others)
             except Error as error:
                 logger.debug("old executions of %s were not trimmed: %s", name, error)
             self._trimmed[name, status] = (moment, max(reached, place.at))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from django.utils.translation import gettext as _
 
 from django_jobs import registry
-from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker
+from django_jobs.policies import Policy
 from django_jobs.reading.words import parsed_moment, pretty_json
 from django_jobs.states import Status
 
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
 def sections(execution: JobExecution) -> dict[str, Any]:
     """Return the context of the templates, which escape the texts: nothing is escaped here."""
-    job = registry.find(execution.job_name)
-    masked = job is not None and job.sensitive
-    errors = [error_entry(entry) for entry in reversed(_listed(execution.errors))]
+    job, masked = registry.find(execution.job_name), is_masked(execution)
     return {
         "execution": execution,
         "is_known": job is not None,
@@ -31,11 +28,17 @@ def sections(execution: JobExecution) -> dict[str, Any]:
         "has_result": execution.result is not None,
         "progress": progress(execution.progress),
         # Not "errors": the admin's own template would show those as errors of a form.
-        "failures": _with_hosts(errors, execution),
+        "failures": [error_entry(entry) for entry in reversed(_listed(execution.errors))],
         "logs": [] if masked else [log_entry(entry) for entry in _listed(execution.logs)],
         "has_logs": bool(execution.logs),
         "retention": retention(job),
     }
+
+
+def is_masked(execution: JobExecution) -> bool:
+    """Whether payload, result and logs are hidden, since the job is sensitive."""
+    job = registry.find(execution.job_name)
+    return job is not None and job.sensitive
 
 
 def _listed(value: Any) -> list[Any]:
@@ -52,30 +55,17 @@ def error_entry(entry: Any) -> dict[str, Any]:
         "exception": entry.get("exception", ""),
         "message": entry.get("message", ""),
         "traceback": entry.get("traceback", ""),
-        "worker": entry.get("worker", ""),
-        "times": [parsed_moment(entry[name]) for name in ("started_at", "failed_at", "ended_at") if entry.get(name)],
+        "worker": entry.get("worker") or "",
+        "times": [parsed_moment(entry[name]) for name in ("started_at", "failed_at") if entry.get(name)],
     }
 
 
-def _with_hosts(errors: list[dict[str, Any]], execution: JobExecution) -> list[dict[str, Any]]:
-    workers = worker_names({str(error.get("worker") or "") for error in errors} - {""}, execution)
-    return [{**error, "host": workers.get(str(error.get("worker")), error.get("worker") or "")} for error in errors]
-
-
-def worker_names(ids: set[str], execution: JobExecution) -> dict[str, str]:
-    """Return host and process id of those of the workers whose rows still exist; at most one query."""
-    wanted = {key: parsed for key in ids if (parsed := _uuid(key)) is not None}
-    if not wanted:
-        return {}
-    found = Worker.objects.using(execution._state.db).in_bulk(list(wanted.values()))
-    return {key: str(found[pk]) for key, pk in wanted.items() if pk in found}
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
+def worker_name(execution: JobExecution) -> str | None:
+    """Return host and process id of the worker that has, or had, the row; None if it has no row any more."""
+    if execution.worker_id is None:
         return None
+    found = Worker.objects.using(execution._state.db).only("host", "pid").filter(pk=execution.worker_id).first()
+    return None if found is None else str(found)
 
 
 def log_entry(entry: Any) -> dict[str, str]:
@@ -110,14 +100,8 @@ def progress(value: Any) -> dict[str, Any] | None:
 
 def retention(job: Job[...] | None) -> str:
     """Return the sentence that says how many finished executions are kept: of this job, or of any job for None."""
-    settings = get_settings()
-    age: Any
-    if job is None:
-        counts = _settings_counts()
-        age = settings.keep_max_age
-    else:
-        counts = {status: job.retention(status) for status in (Status.OK, Status.ERROR, Status.CANCELLED)}
-        age = job.effective_keep.max_age
+    policy = job or Policy(name="")
+    counts = {status: policy.retention(status) for status in (Status.OK, Status.ERROR, Status.CANCELLED)}
     kept = ", ".join(
         (_("all %(status)s") if count is None else _("%(count)d %(status)s")) % {"count": count, "status": status.label}
         for status, count in counts.items()
@@ -125,20 +109,6 @@ def retention(job: Job[...] | None) -> str:
     text = (_("Kept of this job: the newest %(kept)s") if job else _("Kept of each job: the newest %(kept)s")) % {
         "kept": kept
     }
-    if age is not None:
+    if (age := policy.effective_max_age) is not None:
         text += _(", for at most %(days)g days") % {"days": round(age / 86400, 2)}
     return text + ("." if job else _(", unless the job says otherwise."))
-
-
-def _settings_counts() -> dict[Status, int | None]:
-    settings = get_settings()
-    counts = {
-        Status.OK: settings.keep_ok,
-        Status.ERROR: settings.keep_error,
-        Status.CANCELLED: settings.keep_cancelled,
-    }
-    if settings.record != "all":
-        counts[Status.OK] = 0
-    if settings.record == "none":
-        counts = dict.fromkeys(counts, 0)
-    return counts

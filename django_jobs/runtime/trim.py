@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import Error
 
@@ -101,9 +101,9 @@ class Trim:
             self._size = min(self._size * 2, retention.BATCH)
 
 
-def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, timedelta | float | None, Sequence[str]]:
+def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, float | None, Sequence[str]]:
     """Return how many rows are kept and for how long, for an unregistered job by the settings; and its other names."""
     job = registry.find(name)
     if job is not None:
-        return job.retention(status), job.effective_keep.max_age, job.names_besides(name)
+        return job.retention(status), job.effective_max_age, job.names_besides(name)
     return getattr(settings, f"keep_{status.value}"), settings.keep_max_age, ()
