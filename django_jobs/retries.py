@@ -101,15 +101,15 @@ class Retry:
     def allows(self, exception: BaseException) -> bool:
         """Return whether this exception is worth another run; if `when` raises, that is logged and means no."""
         when = self.when
-        if when is None:
-            return True
-        if isinstance(when, tuple | type):
+        try:
+            if when is None:
+                return True
+            if not isinstance(when, tuple | type):
+                return bool(when(exception))
             # TimedOut is no Exception only so that a handler does not catch it: a timeout is a failure like any other.
             is_timeout = isinstance(exception, TimedOut) and issubclass(TimeoutError, when)
             return is_timeout or isinstance(exception, when)
-        try:
-            return bool(when(exception))
-        except Exception:
+        except BaseException:
             logger.exception("The `when` of a retry raised; the job is not retried.")
             return False
 
@@ -143,7 +143,7 @@ def _called(backoff: Callable[[int, BaseException], Any], attempt: int, exceptio
     try:
         value = backoff(attempt, exception)
         wait = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    except Exception:
+    except BaseException:
         logger.exception("A backoff callable raised or did not return a duration; using the default backoff.")
         return Backoff().delay(attempt)
     if math.isnan(wait):

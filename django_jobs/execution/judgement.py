@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,7 @@ from django_jobs.fidelity import flaw
 if TYPE_CHECKING:
     from django_jobs.execution.run import Run
 
-logger = logging.getLogger("django_jobs")
-
 _OK = Ok()
-# Seconds before a retry whose backoff function failed.
-_FALLBACK_DELAY = 60.0
 
 
 def returned(run: Run, value: object, *, late: bool = False) -> Outcome:
@@ -109,17 +104,7 @@ def _delay(run: Run, exception: BaseException) -> float | None:
     retry = run.job.effective_retry
     if retry is None or not run.job.has_retry:
         return None
-    try:
-        if not retry.allows(exception):
-            return None
-    except BaseException:
-        logger.exception("the retry condition of %s raised; this counts as false", run.job.name)
-        return None
-    try:
-        return max(float(retry.delay(execution.attempt, exception)), 0.0)
-    except BaseException:
-        logger.exception("the backoff of %s raised; trying again in %g s", run.job.name, _FALLBACK_DELAY)
-        return _FALLBACK_DELAY
+    return retry.delay(execution.attempt, exception) if retry.allows(exception) else None
 
 
 def _released(run: Run, exception: BaseException | None = None) -> Outcome:

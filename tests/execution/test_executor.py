@@ -139,7 +139,7 @@ def test_a_condition_that_raises_counts_as_no() -> None:
 
 def test_a_backoff_that_raises_still_retries() -> None:
     def backoff(attempt: int, error: BaseException) -> float:
-        raise LookupError
+        raise SystemExit
 
     outcome = outcome_of(raiser(ValueError("no")), retry=retries.Retry(3, backoff=backoff), max_attempts=4)
     assert outcome.delay is not None and outcome.delay >= 0
