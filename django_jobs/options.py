@@ -15,9 +15,9 @@ from uuid import UUID
 from django.utils import timezone
 
 from django_jobs import conf
-from django_jobs.conf import RECORDS, seconds
+from django_jobs.conf import RECORDS
 from django_jobs.exceptions import DefinitionError
-from django_jobs.retries import Retry
+from django_jobs.retries import Retry, duration
 from django_jobs.schedules import Cron
 
 PRIORITIES = {"low": -50, "normal": 0, "high": 50, "critical": 100}
@@ -27,9 +27,6 @@ CRON_ONLY = ("timezone", "misfire", "misfire_grace", "overlap")
 # The last instant that converts to and from every zone on every database.
 LAST = datetime(9999, 1, 1, tzinfo=UTC)
 FIRST = datetime(1971, 1, 1, tzinfo=UTC)
-
-# The options of using().
-PUSH = ("key", "delay", "scheduled_at", "priority", "queue", "organization_id", "by")
 
 Middleware = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -118,6 +115,9 @@ class PushOptions:
         if due is None and self.delay is not None:
             due = now + timedelta(seconds=self.delay)
         return due if due is not None and due > now else None
+
+
+PUSH = tuple(PushOptions.__annotations__)
 
 
 @contextlib.contextmanager
@@ -210,14 +210,6 @@ def priority(value: Any) -> int:
             f"priority={value!r}; expected a whole number from -100 to 100, higher first, or {', '.join(PRIORITIES)}."
         )
     return value
-
-
-def duration(value: Any, what: str) -> float:
-    """Return a timedelta or number as seconds."""
-    try:
-        return seconds(value, what=what)
-    except ValueError as error:
-        raise DefinitionError(str(error)) from error
 
 
 def whole(value: Any, what: str, *, least: int) -> int:

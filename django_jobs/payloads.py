@@ -19,12 +19,12 @@ from django_jobs.conf import get_settings
 from django_jobs.context import JobContext
 from django_jobs.exceptions import DefinitionError, InvalidPayload
 from django_jobs.fidelity import as_stored, difference, flaw, is_lossless, unserializable
+from django_jobs.options import PUSH
 
 # ASCII: the text survives any connection and character set, and its length is its size in bytes.
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 # Text that needs a close look: an escaped NUL or surrogate, or a number that may exceed 64 bits.
 SUSPECT = re.compile(r"\\u0000|\\ud[89a-f]|\d{19}")
-_PUSH_OPTIONS = {"key", "delay", "scheduled_at", "priority", "queue", "organization_id", "by"}
 EXPONENT = re.compile(r"\de\+?\d")
 CONFIG = ConfigDict(
     extra="forbid",
@@ -177,7 +177,7 @@ class Schema:
     def _line(self, detail: ErrorDetails) -> str:
         path = "payload" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
         if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
-            using = "; pass the options of a push to using(…)" if detail["loc"][0] in _PUSH_OPTIONS else ""
+            using = "; pass the options of a push to using(…)" if detail["loc"][0] in PUSH else ""
             return f"{path}: the handler has no such parameter{self._takes()}{using}"
         # Only the type, since the value may be secret.
         kind = type(detail["input"])
@@ -187,7 +187,7 @@ class Schema:
     def _why(self, values: dict[str, Any]) -> str:
         for name, value in values.items():
             try:
-                encode(self._serialize({name: value}, mode="json", by_alias=True, round_trip=True, warnings=False))
+                self._encoded({name: value})
             except (ValueError, TypeError, AttributeError):
                 return unserializable(value, f"payload.{name}")
             except RecursionError:

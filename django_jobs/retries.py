@@ -19,7 +19,8 @@ MAX_RETRIES = 30_000
 WHEN = "a callable (exception) -> bool, an exception class or a tuple of them"
 
 
-def _duration(value: Any, what: str) -> float:
+def duration(value: Any, what: str) -> float:
+    """Return a timedelta or number as seconds."""
     try:
         return seconds(value, what=what)
     except ValueError as error:
@@ -40,8 +41,8 @@ class Backoff:
 
     def __post_init__(self) -> None:
         """Refuse invalid durations, factors and jitters."""
-        object.__setattr__(self, "initial", _duration(self.initial, "Backoff(initial=…)"))
-        object.__setattr__(self, "max", _duration(self.max, "Backoff(max=…)"))
+        object.__setattr__(self, "initial", duration(self.initial, "Backoff(initial=…)"))
+        object.__setattr__(self, "max", duration(self.max, "Backoff(max=…)"))
         factor: Any = self.factor
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             raise DefinitionError(f"Backoff(factor={factor!r}); expected a number from 1 up.")
@@ -129,14 +130,14 @@ def _backoff(value: Any) -> Backoff | tuple[float, ...] | Callable[[int, BaseExc
     if value is None or isinstance(value, Backoff):
         return value
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
-        return tuple(_duration(item, f"backoff[{index}]") for index, item in enumerate(value))
+        return tuple(duration(item, f"backoff[{index}]") for index, item in enumerate(value))
     if callable(value) and not isinstance(value, type):
         return value  # type: ignore[no-any-return]
     if isinstance(value, bool) or not isinstance(value, timedelta | int | float):
         raise DefinitionError(
             f"backoff is {value!r}; expected Backoff(…), a duration, a sequence of durations, None or a callable."
         )
-    return (_duration(value, "backoff"),)
+    return (duration(value, "backoff"),)
 
 
 def _called(backoff: Callable[[int, BaseException], Any], attempt: int, exception: BaseException) -> float:
