@@ -15,9 +15,9 @@ def jobs() -> list[Job[...]]:
     return [job for job in registry.all_jobs() if job.concurrency is not None]
 
 
-def names(of: Iterable[Job[...]] | None = None) -> frozenset[str]:
-    """Return all names of these jobs, aliases included; for None, of all jobs with `concurrency=`."""
-    return registry.limited_names() if of is None else frozenset(name for job in of for name in job.names)
+def names(of: Iterable[Job[...]]) -> frozenset[str]:
+    """Return all names of these jobs, aliases included."""
+    return frozenset(name for job in of for name in job.names)
 
 
 def running(job: Job[...], *, using: str) -> ExecutionQuerySet:

@@ -78,7 +78,7 @@ class ExecutionColumns:
         # Only what differs from the default: there is no room for more columns beside the filters.
         unusual = [
             _("queue %s") % obj.queue if obj.queue != "default" else "",
-            _("%s priority") % words.priority(obj) if obj.priority else "",
+            _("%s priority") % words.priority(obj.priority) if obj.priority else "",
             _("key %s") % words.shortened(obj.key) if obj.key else "",
         ]
         notes = format_html_join("", '<span class="dj-note">{}</span>', ((note,) for note in unusual if note))
@@ -102,7 +102,7 @@ class ExecutionColumns:
 
     @admin.display(description=_("priority"))
     def priority_word(self, obj: JobExecution) -> str:
-        return words.priority(obj)
+        return words.priority(obj.priority)
 
     @admin.display(description=_("pushed by"))
     def who(self, obj: JobExecution) -> str:

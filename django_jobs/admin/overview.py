@@ -79,7 +79,7 @@ class Line:
 
     @property
     def priority(self) -> str:
-        return words.priority_word(self.job.priority)
+        return words.priority(self.job.priority)
 
     @property
     def timeout(self) -> str:

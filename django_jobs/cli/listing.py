@@ -46,7 +46,7 @@ def _cells(row: JobExecution, now: datetime) -> tuple[str, ...]:
         _known(words.run_time(row, now)),
         # The defaults go without saying.
         row.queue if row.queue != "default" else "",
-        words.priority(row) if row.priority else "",
+        words.priority(row.priority) if row.priority else "",
         row.key,
         _known(words.who(row)),
     )

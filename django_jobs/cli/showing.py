@@ -48,7 +48,7 @@ def _facts(row: JobExecution, now: datetime, sections: dict[str, Any]) -> list[t
         ("Attempt", f"{row.attempt} of {row.max_attempts}"),
         ("Rescues", str(row.rescues) if row.rescues else ""),
         ("Queue", row.queue),
-        ("Priority", words.priority(row)),
+        ("Priority", words.priority(row.priority)),
         ("Key", row.key),
         ("Organization", row.organization_id or ""),
         ("Created", words.moment(row.created_at)),

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from django_jobs import clock, concurrency, pauses, registry, transitions
+from django_jobs import clock, pauses, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.backlog import Backlog, Entry
 from django_jobs.execution.engine import AFTER_DRAIN, GOODBYE, Engine
@@ -151,7 +151,7 @@ class DirectRunner:
     def _claim(self, left: dict[UUID, Entry], queue: str, now: datetime) -> None:
         """Start rows of one queue; remove from `left` those that started, were taken by others, or are paused."""
         paused_jobs, paused_queues = self._pauses()
-        limited = concurrency.names()
+        limited = registry.limited_names()
         known = registry.names() - paused_jobs
         options: dict[str, Any] = {
             "queue": queue,

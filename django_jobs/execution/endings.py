@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -60,8 +60,11 @@ def surplus_of(batch: Sequence[Run]) -> set[Run]:
     return surplus
 
 
-def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
-    """Return a function that writes an atomic run's end in the handler's transaction; False if the row is lost."""
+def write_inside(run: Run, using: str) -> None:
+    """Have an atomic run write its end in the handler's transaction, and ask the row if the commit has no reply.
+
+    `finish_inside` returns False when the row no longer belongs to the run, `settle` whether its end was committed.
+    """
 
     def finish_inside(outcome: Outcome) -> bool:
         run.outcome = outcome
@@ -74,15 +77,9 @@ def recorder(run: Run, using: str) -> Callable[[Outcome], bool]:
             ending = transitions.succeed(run.execution, logs=ending.logs, progress=ending.progress)
         return bool(transitions.finish([ending], now=now, using=using))
 
-    return finish_inside
-
-
-def settler(run: Run, using: str) -> Callable[[], bool]:
-    """Return a function that tells, after a commit whose reply was lost, whether the run's end is in the database."""
-
     def settle() -> bool:
         connections[using].close()
         rows = JobExecution.objects.using(using).filter(pk=run.execution.pk, run_no=run.execution.run_no)
         return rows.filter(status=Status.OK).exists()
 
-    return settle
+    run.finish_inside, run.settle = finish_inside, settle

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django_jobs import registry
 from django_jobs.execution.announcer import Announcer
-from django_jobs.execution.endings import recorder, settler
+from django_jobs.execution.endings import write_inside
 from django_jobs.execution.finisher import Finisher
 from django_jobs.execution.liveness import Liveness, Watch
 from django_jobs.execution.pool import Pool
@@ -145,8 +145,7 @@ class Engine:
         job = registry.get(row.job_name)
         run = Run(row, job, worker=self._liveness.label)
         if job.atomic:
-            run.finish_inside = recorder(run, self._using)
-            run.settle = settler(run, self._using)
+            write_inside(run, self._using)
         return run
 
     def _is_quiet(self) -> bool:

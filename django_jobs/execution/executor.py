@@ -235,7 +235,7 @@ def _settle(run: Run) -> bool:
     until, pause = time.monotonic() + SETTLE_PATIENCE, 0.05
     while True:
         try:
-            return run.settle is not None and run.settle() is True
+            return run.settle is not None and run.settle()
         except Exception as error:
             waits = time.monotonic() < until and not run.gate.abandoned
             if not waits or not is_connection_loss(error, jobs_alias()):

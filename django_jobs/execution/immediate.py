@@ -11,11 +11,11 @@ from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
-from django_jobs import clock, concurrency, pauses, registry, signals, transitions
+from django_jobs import clock, pauses, registry, signals, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.announcer import announce
 from django_jobs.execution.connections import is_left_open, roll_back
-from django_jobs.execution.endings import UNSTORABLE, ending_of, recorder, settler
+from django_jobs.execution.endings import UNSTORABLE, ending_of, write_inside
 from django_jobs.execution.executor import execute
 from django_jobs.execution.keeping import Keeping
 from django_jobs.execution.liveness import Liveness
@@ -79,7 +79,7 @@ def _claim(pk: UUID, queue: str, names: frozenset[str], liveness: Liveness) -> l
         "lost_after": get_settings().worker_lost_after,
         "using": using,
     }
-    limited = concurrency.names()
+    limited = registry.limited_names()
     if claimed := transitions.claim(names=sorted(names - limited), **options):
         return claimed
     rows = JobExecution.objects.using(using).pending().filter(pk=pk, job_name__in=names & limited)
@@ -96,8 +96,7 @@ def _run(row: JobExecution, liveness: Liveness) -> None:
     job, using = registry.get(row.job_name), liveness.using
     run = Run(row, job, worker=liveness.label, manage_connections=False)
     if job.atomic:
-        run.finish_inside = recorder(run, using)
-        run.settle = settler(run, using)
+        write_inside(run, using)
     signals.emit(signals.job_started, job, row)
     with _kept_usable(connections[using], job.name):
         outcome = execute(run)

@@ -58,10 +58,10 @@ class Liveness:
         names: list[str],
         slots: int,
         using: str,
-        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.using = using
-        self.on_lost = on_lost
+        # Called when this process was declared dead: it owns none of its runs any more.
+        self.on_lost: Callable[[], None] = lambda: None
         self.worker_id: UUID = uuid7()
         self.host = socket.gethostname()[:255]
         self.pid = os.getpid()

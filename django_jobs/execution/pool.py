@@ -62,6 +62,7 @@ class Pool:
         # Threads that can take a run, by ident; without those that are stuck in a handler that was given up.
         self._threads: dict[int, threading.Thread] = {}
         self._sync_active = 0
+        # Threads that are stuck in handlers that were given up.
         self._abandoned = 0
         self._is_ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,11 +91,6 @@ class Pool:
     def is_idle(self) -> bool:
         """Whether no run is in a slot or waits for its thread."""
         return not self._active
-
-    @property
-    def abandoned(self) -> int:
-        """How many threads are stuck in handlers that were given up."""
-        return self._abandoned
 
     def running(self) -> Mapping[UUID, Run]:
         """Runs in slots, by execution id."""

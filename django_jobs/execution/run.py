@@ -49,20 +49,16 @@ class Run:
         *,
         worker: str = "",
         manage_connections: bool = True,
-        finish_inside: Callable[[Ok], bool] | None = None,
-        settle: Callable[[], bool | None] | None = None,
     ) -> None:
         self.execution = execution
         self.job = job
-        # "host pid version", for the error entry.
+        # Its host and process id, for the error entry.
         self.worker = worker
         # Off inside a caller's transaction (immediate mode): the connections belong to the caller.
         self.manage_connections = manage_connections
-        # For atomic jobs: writes the fenced end on the current connection, inside the handler's transaction. False: the
-        # row no longer belongs to this run.
-        self.finish_inside = finish_inside
-        # For atomic jobs: finds out whether a commit without a reply happened. None: that is impossible.
-        self.settle = settle
+        # For atomic jobs, see endings.write_inside().
+        self.finish_inside: Callable[[Ok], bool] | None = None
+        self.settle: Callable[[], bool] | None = None
         self.gate = Gate()
         self.signal = RunSignal(self.gate)
         self.capture = Capture(self.gate)

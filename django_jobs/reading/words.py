@@ -15,6 +15,7 @@ from django_jobs.models import JobExecution
 from django_jobs.states import Parked, Status
 
 EMPTY = "-"
+SHORT = 24
 PRIORITIES = {
     -50: gettext_lazy("low"),
     0: gettext_lazy("normal"),
@@ -80,12 +81,7 @@ def parsed_moment(value: Any) -> str:
     return moment(instant) if timezone.is_aware(instant) else str(value)
 
 
-def priority(execution: JobExecution) -> str:
-    """Return the word for an execution's priority, or the number where there is none."""
-    return priority_word(execution.priority)
-
-
-def priority_word(value: int) -> str:
+def priority(value: int) -> str:
     """Return the word for a number on the scale of priorities, or the number where there is none."""
     return str(PRIORITIES.get(value, value))
 
@@ -104,9 +100,9 @@ def run_time(execution: JobExecution, now: datetime) -> str:
     return EMPTY if execution.duration is None else short_duration(execution.duration)
 
 
-def shortened(text: str, length: int = 24) -> str:
+def shortened(text: str) -> str:
     """Return the text, or its beginning and an ellipsis."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
 
 
 def pretty_json(value: Any) -> str:

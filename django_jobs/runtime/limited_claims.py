@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from uuid import UUID
 
-from django_jobs import concurrency, registry, transitions
+from django_jobs import registry, transitions
 from django_jobs.models import JobExecution
 from django_jobs.runtime.heads import heads
 
@@ -18,16 +18,12 @@ LONGEST_REST = 0.25
 
 
 class LimitedClaims:
-    """Knows which jobs of this process have a limit, and which of them have reached it for now."""
+    """Knows which jobs with a limit have reached it for now."""
 
     def __init__(self, *, using: str) -> None:
         self._using = using
         # By job name: until when it rests, and for how long.
         self._rests: dict[str, tuple[float, float]] = {}
-
-    def names(self) -> frozenset[str]:
-        """Return the names that claims of other jobs must leave out."""
-        return concurrency.names()
 
     def ready(self, names: Collection[str]) -> list[str]:
         """Return those of the names, all of jobs with a limit, that may be claimed now."""

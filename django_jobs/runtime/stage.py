@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import connections
 from django.db.models import Q
 
-from django_jobs import clock, concurrency, pauses, registry, rows
+from django_jobs import clock, pauses, registry, rows
 from django_jobs.models import JobExecution
 from django_jobs.runtime.fleet import Fleet
 from django_jobs.runtime.moves import Moves
@@ -107,7 +107,7 @@ class Stage(Observed):
     def _read_pauses(self) -> None:
         paused, self.paused_queues = pauses.paused(self._using)
         # Jobs with a limit come back a few rows at a time, see Surplus.
-        resumed = self.paused_jobs - paused - concurrency.names()
+        resumed = self.paused_jobs - paused - registry.limited_names()
         self._returning |= {(Parked.PAUSED, name) for name in resumed}
         self.paused_jobs = paused
 

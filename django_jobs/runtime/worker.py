@@ -143,7 +143,7 @@ class Worker:
         if not known or not queues:
             return
         now = now or clock.now(self._using)
-        limited = known & self._limited.names()
+        limited = known & registry.limited_names()
         names = sorted(known - limited)
         if limited and (seen := self._limited.ready(limited.intersection(self._observed.limited_jobs))):
             for rows in self._limited_claims(seen, names, queues, limit, now):

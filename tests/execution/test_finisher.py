@@ -18,7 +18,7 @@ from django_jobs import JobContext, Keep, clock, registry, transitions
 from django_jobs.definition import job
 from django_jobs.execution import finisher as finisher_module
 from django_jobs.execution import writer as writer_module
-from django_jobs.execution.endings import UNSTORABLE, recorder, settler
+from django_jobs.execution.endings import UNSTORABLE, write_inside
 from django_jobs.execution.finisher import Finisher
 from django_jobs.execution.outcomes import Failed, Ok, Outcome, Rescheduled
 from django_jobs.execution.run import Run
@@ -270,19 +270,25 @@ def test_a_batch_goes_out_when_it_is_full_although_more_is_expected() -> None:
         wait_for(lambda: len(told) == 100, 10, "a full batch is written")
 
 
+def atomic_run(**options: Any) -> Any:
+    run = ended_run(**options)
+    write_inside(run, "default")
+    return run
+
+
 def test_an_atomic_runs_end_is_in_its_own_transaction_and_can_be_found_again() -> None:
-    run = ended_run()
-    assert recorder(run, "default")(Ok())
-    assert settler(run, "default")()
-    later = ended_run()
+    run = atomic_run()
+    assert run.finish_inside(Ok())
+    assert run.settle()
+    later = atomic_run()
     JobExecution.objects.filter(pk=later.execution.pk).update(run_no=later.execution.run_no + 1)
-    assert not recorder(later, "default")(Ok())
-    assert not settler(later, "default")()
+    assert not later.finish_inside(Ok())
+    assert not later.settle()
 
 
 def test_an_atomic_run_of_a_job_that_keeps_nothing_leaves_no_row() -> None:
-    run = ended_run(record="none")
-    assert recorder(run, "default")(Ok())
+    run = atomic_run(record="none")
+    assert run.finish_inside(Ok())
     run.recorded = True
     assert [status for _, status in write(run)] == [Status.OK]
     assert not JobExecution.objects.exists()
@@ -381,9 +387,9 @@ def test_a_row_that_stays_held_makes_no_end_of_the_process_wait_longer_than_it_m
 @pytest.mark.mysql
 def test_an_atomic_runs_end_waits_for_who_holds_its_row() -> None:
     """Passed over, it would be taken for lost, and what the handler did rolled back."""
-    run = ended_run()
+    run = atomic_run()
     with ThreadPoolExecutor(1) as pool, held(run.execution):
-        recorded = pool.submit(in_thread, lambda: recorder(run, "default")(Ok()))
+        recorded = pool.submit(in_thread, lambda: run.finish_inside(Ok()))
         with pytest.raises(TimeoutError):
             recorded.result(0.2)
     assert recorded.result()
