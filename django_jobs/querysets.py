@@ -11,6 +11,7 @@ from uuid import UUID
 from django.db import models, router
 from django.db.models import Case, When
 
+from django_jobs.conf import get_settings
 from django_jobs.states import FINAL, LIVE, Status
 
 if TYPE_CHECKING:
@@ -24,12 +25,17 @@ def key_digest(organization_id: str | None, key: str) -> str:
     return hashlib.blake2b(f"{scope}\n{key}".encode(), digest_size=24).hexdigest()
 
 
-def is_fresh(heartbeat_at: datetime, now: datetime, lost_after: float) -> bool:
-    """Whether a heartbeat is no older than `lost_after` seconds.
+def lost_after() -> timedelta:
+    """Return how old a heartbeat may be before others take its worker for dead."""
+    return timedelta(seconds=get_settings().worker_lost_after)
+
+
+def is_fresh(heartbeat_at: datetime, now: datetime) -> bool:
+    """Whether a heartbeat is no older than WORKER_LOST_AFTER.
 
     One that is further ahead than that is from before the clock was set back; its worker may have died since.
     """
-    return abs(now - heartbeat_at) < timedelta(seconds=lost_after)
+    return abs(now - heartbeat_at) < lost_after()
 
 
 class ExecutionQuerySet(models.QuerySet["JobExecution"]):
@@ -92,7 +98,7 @@ class ExecutionQuerySet(models.QuerySet["JobExecution"]):
 class WorkerQuerySet(models.QuerySet["Worker"]):
     """Workers by heartbeat."""
 
-    def fresh(self, now: datetime, lost_after: float) -> Self:
-        """Workers that have beaten within `lost_after` seconds and have not stopped; see is_fresh()."""
-        span = timedelta(seconds=lost_after)
+    def fresh(self, now: datetime) -> Self:
+        """Workers that have beaten within WORKER_LOST_AFTER and have not stopped; see is_fresh()."""
+        span = lost_after()
         return self.filter(stopped_at__isnull=True, heartbeat_at__gt=now - span, heartbeat_at__lt=now + span)

@@ -47,7 +47,7 @@ def test_a_running_row_has_a_live_worker_or_the_one_given() -> None:
 
 def test_only_live_workers_are_fresh() -> None:
     live, _dead, _stopped = WorkerFactory(), WorkerFactory(dead=True), WorkerFactory(stopped=True)
-    assert set(Worker.objects.fresh(live.heartbeat_at, 45)) == {live}
+    assert set(Worker.objects.fresh(live.heartbeat_at)) == {live}
 
 
 def test_a_pause_is_a_time() -> None:

@@ -117,7 +117,7 @@ def test_a_worker_that_is_silent_or_has_stopped_is_not_fresh(now: datetime) -> N
     WorkerFactory(now=now, dead=True)
     WorkerFactory(now=now, stopped=True)
     WorkerFactory(now=now, dead=True, stopped=True)
-    assert set(Worker.objects.fresh(now, 45).values_list("pk", flat=True)) == fresh
+    assert set(Worker.objects.fresh(now).values_list("pk", flat=True)) == fresh
 
 
 # The digest of a key

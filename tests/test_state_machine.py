@@ -36,7 +36,6 @@ from tests.verbs import describe
 T = TypeVar("T")
 Row = dict[str, Any]
 
-LOST_AFTER = 45.0
 NAMES = ["acc.mark", "acc.slow"]
 COLUMNS = [field.attname for field in JobExecution._meta.concrete_fields]
 
@@ -95,7 +94,7 @@ class ExecutionMachine(RuleBasedStateMachine):
         return {row["id"]: row for row in JobExecution.objects.values(*COLUMNS)}
 
     def fresh(self, worker_id: UUID) -> bool:
-        return Worker.objects.fresh(self.now, LOST_AFTER).filter(pk=worker_id).exists()
+        return Worker.objects.fresh(self.now).filter(pk=worker_id).exists()
 
     def owns(self, run: JobExecution) -> bool:
         row = self.table.get(run.pk)
@@ -292,7 +291,6 @@ class ExecutionMachine(RuleBasedStateMachine):
             worker_id=worker_id,
             limit=limit,
             now=self.now,
-            lost_after=LOST_AFTER,
             using="default",
             max_rank=bound,
         )
@@ -378,7 +376,7 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     @rule(lane=index)
     def rescue(self, lane: int) -> None:
-        fresh = Worker.objects.fresh(self.now, LOST_AFTER).values("pk")
+        fresh = Worker.objects.fresh(self.now).values("pk")
         silent = set(Worker.objects.exclude(pk__in=fresh).values_list("pk", flat=True))
         lost = {
             pk

@@ -32,7 +32,6 @@ def claim(worker: Worker | Any, now: datetime, **changes: Any) -> list[JobExecut
         "worker_id": getattr(worker, "pk", worker),
         "limit": 100,
         "now": now,
-        "lost_after": 45.0,
         "using": "default",
     }
     return transitions.claim(**{**options, **changes})

@@ -15,7 +15,6 @@ from django.utils.translation import gettext_lazy, pgettext
 from django_jobs import clock
 from django_jobs.admin.base import ReadOnlyAdmin
 from django_jobs.admin.formatting import ago
-from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker, jobs_alias
 from django_jobs.querysets import is_fresh
 from django_jobs.reading.words import EMPTY, moment, short_duration
@@ -65,7 +64,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     def state(self, obj: Worker) -> str:
         if obj.stopped_at is not None:
             kind, word = "stopped", pgettext("worker", "stopped")
-        elif is_fresh(obj.heartbeat_at, _now(obj), get_settings().worker_lost_after):
+        elif is_fresh(obj.heartbeat_at, _now(obj)):
             kind, word = "alive", pgettext("worker", "alive")
         else:
             kind, word = "silent", pgettext("worker", "silent")

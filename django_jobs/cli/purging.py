@@ -7,7 +7,6 @@ import time
 from django_jobs import clock
 from django_jobs.cli.errors import NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
-from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias
 from django_jobs.runtime.purge import COUNTED, Leftover, leftovers, purge, unregistered
 
@@ -29,7 +28,7 @@ def purge_unregistered(terminal: Terminal, *, unregistered_only: bool, yes: bool
     names = [each.name for each in found if each.purgeable]
     deleted = 0
     if names:
-        if not Worker.objects.using(using).fresh(clock.now(using), get_settings().worker_lost_after).exists():
+        if not Worker.objects.using(using).fresh(clock.now(using)).exists():
             terminal.note("No other process is live, so only the jobs that this one imports count as known.")
         if not terminal.confirm(f"Delete the finished and parked executions of {len(names)} name(s)?", yes=yes):
             raise NothingDone("Nothing was purged.")

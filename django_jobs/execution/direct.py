@@ -157,7 +157,6 @@ class DirectRunner:
             "queue": queue,
             "worker_id": self._liveness.worker_id,
             "now": now,
-            "lost_after": get_settings().worker_lost_after,
             "using": self._using,
         }
         if queue in paused_queues:

@@ -76,7 +76,6 @@ def _claim(pk: UUID, queue: str, names: frozenset[str], liveness: Liveness) -> l
         "limit": 1,
         "worker_id": liveness.worker_id,
         "now": clock.now(using),
-        "lost_after": get_settings().worker_lost_after,
         "using": using,
     }
     limited = registry.limited_names()

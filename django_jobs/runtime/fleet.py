@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django_jobs import clock
-from django_jobs.conf import get_settings
 from django_jobs.models import Worker
-from django_jobs.querysets import is_fresh
+from django_jobs.querysets import is_fresh, lost_after
 from django_jobs.served import Served
 
 # How long a name must have been unlisted: a deploy replaces the workers one after the other.
@@ -45,8 +44,7 @@ class Fleet:
         return self._view
 
     def _read(self, now: datetime) -> View:
-        lost_after = get_settings().worker_lost_after
-        since = now - max(UNLISTED_FOR, timedelta(seconds=lost_after))
+        since = now - max(UNLISTED_FOR, lost_after())
         recent = Worker.objects.using(self._using).filter(heartbeat_at__gt=since)
         fields = ("roles", "names", "queues", "started_at", "heartbeat_at", "stopped_at")
         listed: set[str] = set()
@@ -56,7 +54,7 @@ class Fleet:
             if WORKER_ROLE not in roles:
                 continue
             lately.update(names)
-            if stopped_at is not None or not is_fresh(heartbeat_at, now, lost_after):
+            if stopped_at is not None or not is_fresh(heartbeat_at, now):
                 continue
             listed.update(names)
             if started_at <= now - UNLISTED_FOR:

@@ -44,7 +44,6 @@ class LimitedClaims:
         *,
         worker_id: UUID,
         now: datetime,
-        lost_after: float,
     ) -> Iterator[list[JobExecution]]:
         """Claim those rows of these names that are among the `limit` best of these and the other names.
 
@@ -55,9 +54,7 @@ class LimitedClaims:
         for row in heads(queues, [*names, *others], limit=limit, using=self._using)[:limit]:
             if row.job_name in wanted:
                 chosen.setdefault((registry.get(row.job_name).name, row.queue), []).append(row.pk)
-        claim = partial(
-            transitions.claim_within, worker_id=worker_id, now=now, lost_after=lost_after, using=self._using
-        )
+        claim = partial(transitions.claim_within, worker_id=worker_id, now=now, using=self._using)
         for (name, queue), ids in chosen.items():
             job = registry.get(name)
             taken = claim(job, queue=queue, ids=ids, limit=len(ids))

@@ -7,7 +7,6 @@ from functools import reduce
 from operator import or_
 
 from django_jobs import clock
-from django_jobs.conf import get_settings
 from django_jobs.models import Worker, jobs_alias
 from django_jobs.runtime.fleet import WORKER_ROLE
 from django_jobs.runtime.startup import ask_database, check_tables
@@ -35,5 +34,5 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
 def _live(using: str) -> list[tuple[list[str], Served]]:
     """Return the roles and queues of each live process."""
     check_tables(using)
-    fresh = Worker.objects.using(using).fresh(clock.now(using), get_settings().worker_lost_after)
+    fresh = Worker.objects.using(using).fresh(clock.now(using))
     return [(roles, Served.from_row(queues)) for roles, queues in fresh.values_list("roles", "queues")[:LIMIT]]

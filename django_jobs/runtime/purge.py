@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from django_jobs import clock, registry, retention, transitions
 from django_jobs.clock import EPOCH
-from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker
 from django_jobs.options import attribution
-from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.querysets import ExecutionQuerySet, lost_after
 from django_jobs.runtime.fleet import LIMIT, UNLISTED_FOR
 from django_jobs.runtime.portions import distinct, move
 from django_jobs.states import FINAL
@@ -96,7 +95,7 @@ def _parked(name: str, using: str) -> Iterator[list[UUID]]:
 
 def _listed(using: str) -> set[str]:
     """Return the names that processes of any role listed lately, whether or not they are live now."""
-    since = clock.now(using) - max(UNLISTED_FOR, timedelta(seconds=get_settings().worker_lost_after))
+    since = clock.now(using) - max(UNLISTED_FOR, lost_after())
     recent = Worker.objects.using(using).filter(heartbeat_at__gt=since)
     return {name for names in recent.values_list("names", flat=True)[:LIMIT] for name in names}
 

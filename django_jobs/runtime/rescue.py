@@ -155,7 +155,7 @@ class Rescue:
         return self._is_silent(owner, now) and self._seen[owner.worker_id][1] >= LOOKS
 
     def _is_silent(self, owner: Owner, now: datetime) -> bool:
-        return owner.heartbeat_at is None or not is_fresh(owner.heartbeat_at, now, get_settings().worker_lost_after)
+        return owner.heartbeat_at is None or not is_fresh(owner.heartbeat_at, now)
 
     def _settle(self, dead: Collection[Owner], now: datetime) -> int:
         """Move the rows of dead owners, one by one so that none holds up the others; return how many moved."""
@@ -173,7 +173,7 @@ class Rescue:
 
     def _lost(self, worker_ids: Collection[UUID | None], now: datetime) -> ExecutionQuerySet:
         """Return the running rows of these workers, unless they are fresh again, which each UPDATE checks."""
-        fresh = Worker.objects.using(self._using).fresh(now, get_settings().worker_lost_after)
+        fresh = Worker.objects.using(self._using).fresh(now)
         mine = Q(worker_id__in=[pk for pk in worker_ids if pk is not None])
         if None in worker_ids:
             mine |= Q(worker_id__isnull=True)

@@ -142,11 +142,11 @@ class Worker:
         queues = self.served_queues()
         if not known or not queues:
             return
-        now = now or clock.now(self._using)
+        now, worker_id = now or clock.now(self._using), self._liveness.worker_id
         limited = known & registry.limited_names()
         names = sorted(known - limited)
         if limited and (seen := self._limited.ready(limited.intersection(self._observed.limited_jobs))):
-            for rows in self._limited_claims(seen, names, queues, limit, now):
+            for rows in self._limited.claims(seen, names, queues, limit, worker_id=worker_id, now=now):
                 limit -= len(rows)
                 yield rows
         for rows in self._other_claims(names, list(queues), limit, now):
@@ -154,20 +154,7 @@ class Worker:
             yield rows
         # When nothing else is left, it costs nothing to look for rows of these jobs that stage has not seen yet.
         if limited and limit and (ready := self._limited.ready(limited)):
-            yield from self._limited_claims(ready, (), queues, limit, now)
-
-    def _limited_claims(
-        self, names: Sequence[str], others: Sequence[str], queues: Sequence[str], limit: int, now: datetime
-    ) -> Iterator[list[JobExecution]]:
-        return self._limited.claims(
-            names,
-            others,
-            queues,
-            limit,
-            worker_id=self._liveness.worker_id,
-            now=now,
-            lost_after=get_settings().worker_lost_after,
-        )
+            yield from self._limited.claims(ready, (), queues, limit, worker_id=worker_id, now=now)
 
     def _other_claims(
         self, names: list[str], queues: list[str], limit: int, now: datetime
@@ -182,7 +169,6 @@ class Worker:
                 worker_id=self._liveness.worker_id,
                 limit=limit,
                 now=now,
-                lost_after=get_settings().worker_lost_after,
                 using=self._using,
                 max_rank=bound,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from django.db.models import F
 from django_jobs import concurrency, rows
 from django_jobs.contention import passes_over_locks, retried, short_transaction
 from django_jobs.models import JobExecution, JobState, Worker
+from django_jobs.querysets import lost_after
 from django_jobs.states import Status
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def claim(
     worker_id: UUID,
     limit: int,
     now: datetime,
-    lost_after: float,
     using: str,
     max_rank: int | None = None,
     ids: Sequence[UUID] | None = None,
@@ -64,8 +64,8 @@ def claim(
     """Move up to `limit` pending rows of one queue to RUNNING for this worker, best first; called by workers.
 
     With `ids`, only among these: those that direct mode was told of, or the best of a job with a limit.
-    Takes nothing unless the worker's own row has beaten within `lost_after` seconds: a worker that others may have
-    declared dead must not start anything.
+    Takes nothing unless the worker's own row is fresh: a worker that others may have declared dead must not start
+    anything.
     """
     if not names or limit < 1 or ids == []:
         return []
@@ -86,8 +86,7 @@ def claim(
         f"{'' if max_rank is None else f' AND {rank} <= %s'} AND {fresh} ORDER BY {rank}, scheduled_at, id LIMIT %s"
     )
     moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)
-    span = timedelta(seconds=lost_after)
-    alive = [rows.instant(now - span, connection), rows.instant(now + span, connection)]
+    alive = [rows.instant(now - lost_after(), connection), rows.instant(now + lost_after(), connection)]
     chosen = [queue, *known_names, *told_ids, *([] if max_rank is None else [max_rank]), worker, *alive, limit]
     changed = [moment, moment, worker]
     written = {

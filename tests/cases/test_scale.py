@@ -58,7 +58,6 @@ def test_many_finished_rows_make_no_claim_slower() -> None:
             worker_id=worker_id,
             limit=10,
             now=clock.now("default"),
-            lost_after=45,
             using="default",
         )
 

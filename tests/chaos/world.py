@@ -21,7 +21,6 @@ from pathlib import Path
 from django.db import Error, connection
 
 from django_jobs import clock, registry
-from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker
 from tests.acc import jobs
 from tests.acc.models import Thing
@@ -344,7 +343,7 @@ class World:
         return JobExecution.objects.live().count()
 
     def _what_is_left(self) -> tuple[Left, ...]:
-        fresh = Worker.objects.fresh(clock.now("default"), get_settings().worker_lost_after)
+        fresh = Worker.objects.fresh(clock.now("default"))
         owners = set(fresh.values_list("pk", flat=True))
         rows = JobExecution.objects.live().only("job_name", "status", "worker_id")
         return tuple(

@@ -241,4 +241,4 @@ def test_a_retired_worker_is_nobodys_hope(liveness: Liveness) -> None:
     liveness.retire("shutdown")
     row = Worker.objects.get()
     assert (row.stop_reason, row.stopped_at is not None) == ("shutdown", True)
-    assert not Worker.objects.fresh(clock.now("default"), 45).exists()
+    assert not Worker.objects.fresh(clock.now("default")).exists()

@@ -68,7 +68,6 @@ def claim(limited: Job[...], ids: list[Any], worker: Any = None, now: datetime |
         worker_id=(worker or WorkerFactory(now=now)).pk,
         limit=len(ids),
         now=now,
-        lost_after=45.0,
         using="default",
     )
 

@@ -570,7 +570,6 @@ def test_a_worker_that_others_may_hold_for_dead_claims_nothing() -> None:
             worker_id=liveness.worker_id,
             limit=1,
             now=clock.now("default"),
-            lost_after=45,
             using="default",
         )
         row.refresh_from_db()

@@ -99,7 +99,6 @@ class TestCancel:
             worker_id=worker.pk,
             limit=10,
             now=clock.now("default"),
-            lost_after=45,
             using="default",
         )
         assert claimed == [first, third]
