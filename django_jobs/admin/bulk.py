@@ -18,6 +18,7 @@ from django_jobs.admin import history
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.reasons import reasons, short_reason
+from django_jobs.runtime.portions import portions
 from django_jobs.services import Report
 from django_jobs.states import Status
 
@@ -59,7 +60,7 @@ def run(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQuerySet,
     rows, is_cut = bounded(chosen, LIMIT)
     done, skipped, was_running = 0, Counter[str](), False
     deadline = time.monotonic() + BUDGET
-    for batch in _batches(rows):
+    for batch in portions(rows, BATCH):
         if done + skipped.total() and time.monotonic() > deadline:
             is_cut = True
             break
@@ -82,7 +83,7 @@ def delete(admin: ModelAdmin[Any], request: HttpRequest, chosen: ExecutionQueryS
     """Delete those of the chosen rows that are finished, and report how many were not."""
     rows, is_cut = bounded(chosen, LISTED)
     deleted, kept = 0, 0
-    for batch in _batches(rows):
+    for batch in portions(rows, BATCH):
         ids = [row.pk for row in batch]
         deleted += by_ids(ids).delete_finished()
         # A row that was queued again in the meantime is still there.
@@ -123,7 +124,3 @@ def bounded(chosen: ExecutionQuerySet, limit: int) -> tuple[list[JobExecution], 
 def by_ids(ids: Iterable[UUID]) -> ExecutionQuerySet:
     """Return these rows as a queryset on the database that the services write to."""
     return JobExecution.objects.using(jobs_alias()).filter(pk__in=list(ids))
-
-
-def _batches(rows: list[JobExecution]) -> Iterable[list[JobExecution]]:
-    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))

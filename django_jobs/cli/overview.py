@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_jobs import registry
 from django_jobs.cli import records
@@ -12,9 +11,7 @@ from django_jobs.models import jobs_alias
 from django_jobs.reading import words
 from django_jobs.reading.figures import Figure
 from django_jobs.reading.overview import JobFacts, read_overview
-
-if TYPE_CHECKING:
-    from django_jobs.definition import Job
+from django_jobs.runtime.portions import portions
 
 # As many jobs are read in one statement as on a page of the admin.
 PER_PAGE = 50
@@ -24,7 +21,8 @@ def list_jobs(terminal: Terminal) -> None:
     """Show the jobs that this process knows, their state in the tables, and the names that are not registered."""
     using = jobs_alias()
     jobs = registry.all_jobs()
-    pages = [read_overview(page, using=using) for page in _pages(jobs)]
+    # Without any job, one empty page: names that are not registered are read with each.
+    pages = [read_overview(page, using=using) for page in portions(jobs, PER_PAGE)] or [read_overview((), using=using)]
     nameless = pages[0].nameless
     facts = [each for page in pages for each in page.jobs]
     terminal.json({"jobs": [_job_record(each) for each in facts], "unregistered": _figures(nameless)})
@@ -36,10 +34,6 @@ def list_jobs(terminal: Terminal) -> None:
         terminal.line("No job is registered. Decorate a function with @job in the jobs.py of an installed app.")
     for name, figure in nameless.items():
         terminal.line(f"No worker knows a job called {name!r}: {figure} parked.")
-
-
-def _pages(jobs: Sequence[Job[...]]) -> list[Sequence[Job[...]]]:
-    return [jobs[start : start + PER_PAGE] for start in range(0, len(jobs) or 1, PER_PAGE)]
 
 
 def _job_cells(facts: JobFacts) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from django.db import connections
 
 from django_jobs import rows
 from django_jobs.models import JobExecution
+from django_jobs.runtime.portions import portions
 
 HEAD = rows.Columns({"id", "job_name", "queue", "rank", "scheduled_at"}, instants_as_seconds=True)
 # The most queues in one statement, fewer if there are many names of jobs: SQLite takes 32,766 parameters, and 500
@@ -20,8 +21,8 @@ def heads(queues: Sequence[str], names: Sequence[str], *, limit: int, using: str
     """Return up to `limit` of the best rows of each queue with these names, best first; only the columns of HEAD."""
     at_once = max(1, min(AT_ONCE, PARAMETERS // (len(names) + 2)))
     found: list[JobExecution] = []
-    for start in range(0, len(queues), at_once):
-        found += _read(queues[start : start + at_once], names, limit, using)
+    for part in portions(queues, at_once):
+        found += _read(part, names, limit, using)
     found.sort(key=lambda row: (row.rank, row.scheduled_at, row.pk))
     return found
 

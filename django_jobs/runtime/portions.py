@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, Error, transaction
 from django.db.models import QuerySet
 
 from django_jobs import dispatchers
@@ -42,6 +43,19 @@ def distinct(queryset: QuerySet[Any], field: str, *, limit: int = 1000) -> list[
         values.append(value)
         rest = queryset.filter(**{f"{field}__gt": value})
     return values
+
+
+@contextlib.contextmanager
+def contained(logger: logging.Logger, what: str, *, using: str) -> Iterator[None]:
+    """Log what the block raises, in the words of `what`, and go on after it; only a lost connection ends the tick."""
+    try:
+        yield
+    except Error as error:
+        if is_connection_loss(error, using):
+            raise
+        logger.error("%s: %s", what, error)  # noqa: TRY400 - one line
+    except Exception:
+        logger.exception("%s", what)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import Case, F, QuerySet, Value, When
 
 from django_jobs import clock, pauses, registry, transitions
-from django_jobs.contention import is_connection_loss, retried, short_transaction
+from django_jobs.contention import passes_over_locks, retried, short_transaction
 from django_jobs.definition import Job
 from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobExecution, JobState
 from django_jobs.options import PushOptions
-from django_jobs.runtime.portions import portions
+from django_jobs.runtime.portions import contained, portions
 from django_jobs.schedules import Cron
 from django_jobs.services.hints import hint
 from django_jobs.services.keys import held_by_namesake, is_key_conflict, overlap_key
@@ -66,7 +65,9 @@ class Scheduler:
         for page in portions(jobs):
             states = JobState.objects.using(self._using).in_bulk([job.name for job, _ in page])
             for job, cron in page:
-                following = self._look(job, cron, states.get(job.name), moment)
+                following: datetime | float = AGAIN_AFTER_FAILURE
+                with contained(logger, f"{job.name} could not fire and will be tried again", using=self._using):
+                    following = self._look(job, cron, states.get(job.name), moment)
                 if isinstance(following, datetime):
                     following = (following - (now or clock.now(self._using))).total_seconds()
                 delay = min(delay, max(0.0, following))
@@ -112,17 +113,6 @@ class Scheduler:
 
     def _look(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
         """Fire the due ticks of one job; return its next tick, or the seconds after which to look again."""
-        try:
-            return self._look_at(job, cron, state, now)
-        except DatabaseError as error:
-            if is_connection_loss(error, self._using):
-                raise
-            logger.error("%s could not fire and will be tried again: %s", job.name, error)  # noqa: TRY400 - one line
-        except Exception:
-            logger.exception("%s could not fire and will be tried again", job.name)
-        return AGAIN_AFTER_FAILURE
-
-    def _look_at(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:
         if state is None or state.last_tick_at is None:
             # Its row was deleted; the next tick() treats the job as new.
             self._settled.pop(job.name, None)
@@ -195,11 +185,7 @@ def _newest(
         ticks = [newest]
         while len(ticks) < MOST:
             ticks.insert(0, cron.previous_before(ticks[0]))
-    return tuple(_in_time(ticks, now, grace))
-
-
-def _in_time(ticks: Iterable[datetime], now: datetime, grace: timedelta | None) -> list[datetime]:
-    return [tick for tick in ticks if grace is None or now - tick <= grace]
+    return tuple(tick for tick in ticks if grace is None or now - tick <= grace)
 
 
 @retried
@@ -258,7 +244,7 @@ def _is_free(rows: QuerySet[JobState], using: str) -> bool:
 
     Without waiting: a holder that is frozen or cut off would hold up the ticks of every job in every process.
     """
-    if not connections[using].features.has_select_for_update_skip_locked:
+    if not passes_over_locks(using):
         # The UPDATE decides.
         return True
     return bool(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))

@@ -16,7 +16,7 @@ from django_jobs import concurrency
 from django_jobs.definition import Job
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.runtime.moves import Moves
-from django_jobs.runtime.portions import PAGE, distinct
+from django_jobs.runtime.portions import distinct, portions
 from django_jobs.served import Served
 from django_jobs.states import Parked
 
@@ -108,8 +108,8 @@ class Surplus:
                 del places[kept:]
                 # The remembered rows may no longer be the best.
                 self._parked[name, queue] = None
-        for start in range(0, len(surplus), PAGE):
-            self._moves.park(surplus[start : start + PAGE], Parked.CONCURRENCY, now)
+        for page in portions(surplus):
+            self._moves.park(page, Parked.CONCURRENCY, now)
         if len(window) == WINDOW:
             edges[queue] = window[-1][:3]
         return bool(surplus) and len(window) == WINDOW

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db import Error
 from django.db.models import Exists, OuterRef
 
 from django_jobs import clock
 from django_jobs.conf import get_settings
-from django_jobs.contention import is_connection_loss
 from django_jobs.models import JobExecution, Worker
-from django_jobs.runtime.portions import PAGE, hint, move
+from django_jobs.runtime.portions import PAGE, contained, hint, move
 from django_jobs.schedules import configured
 
 logger = logging.getLogger("django_jobs.sweep")
@@ -31,19 +29,6 @@ def seconds_until(moment: datetime, now: datetime) -> float:
     return min(MAX_DELAY, max(0.0, (moment - now).total_seconds()))
 
 
-def run_apart(phases: dict[str, Callable[[], object]], *, using: str) -> None:
-    """Run each phase, even if an earlier one failed; only a lost connection ends them all."""
-    for name, phase in phases.items():
-        try:
-            phase()
-        except Error as error:
-            if is_connection_loss(error, using):
-                raise
-            logger.error("%s failed and will be tried again: %s", name, error)  # noqa: TRY400 - one line
-        except Exception:
-            logger.exception("%s failed and will be tried again", name)
-
-
 class Sweep:
     """Runs at start and at each tick of SWEEP_CRON; safe in any number of processes."""
 
@@ -56,13 +41,12 @@ class Sweep:
         """Sweep if it is time; return the seconds to the next sweep."""
         now = now or clock.now(self._using)
         if self._due_at is None or now >= self._due_at:
-            run_apart(
-                {
-                    "announcing stale executions again": lambda: self.rehint(now),
-                    "removing dead workers": lambda: self.remove_workers(now),
-                },
-                using=self._using,
-            )
+            with contained(
+                logger, "announcing stale executions again failed and will be tried again", using=self._using
+            ):
+                self.rehint(now)
+            with contained(logger, "removing dead workers failed and will be tried again", using=self._using):
+                self.remove_workers(now)
         # Computed from now, as the setting and the clock may have changed.
         self._due_at = configured("SWEEP_CRON").next_after(now)
         return seconds_until(self._due_at, now)

@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from django.db import Error
-
 from django_jobs import clock, registry, retention
 from django_jobs.conf import Settings, get_settings
-from django_jobs.contention import is_connection_loss
 from django_jobs.models import JobExecution
-from django_jobs.runtime.portions import distinct
+from django_jobs.runtime.portions import contained, distinct
 from django_jobs.runtime.sweep import seconds_until
 from django_jobs.schedules import configured
 from django_jobs.states import FINAL, Status
@@ -66,7 +63,7 @@ class Trim:
                 yield from self._trim(name, status, settings, now)
 
     def _trim(self, name: str, status: Status, settings: Settings, now: datetime) -> Iterator[int]:
-        try:
+        with contained(logger, f"the {status} executions of {name} could not be trimmed", using=self._using):
             keep, max_age, others = _kept(name, status, settings)
             place = retention.Place()
             while True:
@@ -86,12 +83,6 @@ class Trim:
                 yield deleted
                 if deleted < size:
                     return
-        except Error as error:
-            if is_connection_loss(error, self._using):
-                raise
-            logger.error("the %s executions of %s could not be trimmed: %s", status, name, error)  # noqa: TRY400
-        except Exception:
-            logger.exception("the %s executions of %s could not be trimmed", status, name)
 
     def _adapt(self, deleted: int, seconds: float) -> None:
         """Choose the size of the next portion by the seconds that the last one took."""
