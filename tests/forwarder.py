@@ -57,6 +57,10 @@ class Forwarder:
         """Let connections through again."""
         self._listener = self._listen(self.port)
 
+    def redirect(self, server: tuple[str, int]) -> None:
+        """Lead connections from now to another server; those there are stay."""
+        self._server = server
+
     def hush(self) -> None:
         """Take what is sent and connections from now, and never answer."""
         self.reached.clear()

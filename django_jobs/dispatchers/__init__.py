@@ -14,6 +14,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from django_jobs.conf import DispatcherSpec, get_settings
+from django_jobs.context import shielded
 from django_jobs.dispatchers.base import Dispatcher, Subscription, Unavailable
 
 __all__ = ["Dispatcher", "Subscription", "Unavailable", "announce", "announce_cancel", "get_dispatcher"]
@@ -63,7 +64,9 @@ setting_changed.connect(_forget, dispatch_uid="django_jobs.dispatchers")
 def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:
     """Send a hint for rows of one queue and priority; return whether it went out. A failure is logged, never raised."""
     try:
-        get_dispatcher().hint(queue, ids, priority=priority)
+        # A handler that pushes may be interrupted at any moment, but not between a command and its answer.
+        with shielded():
+            get_dispatcher().hint(queue, ids, priority=priority)
     except Exception as error:  # noqa: BLE001 - whatever the dispatcher's technology raises, the rows are stored
         _log_failure(error, f"{len(ids)} hint(s) for queue {queue!r}")
         return False
@@ -73,7 +76,8 @@ def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:
 def announce_cancel(ids: Sequence[UUID]) -> bool:
     """Tell the workers to look at the cancel marks of these running rows now; see announce()."""
     try:
-        get_dispatcher().cancel_hint(ids)
+        with shielded():
+            get_dispatcher().cancel_hint(ids)
     except Exception as error:  # noqa: BLE001 - see announce()
         _log_failure(error, f"{len(ids)} cancel hint(s)")
         return False

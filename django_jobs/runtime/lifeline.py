@@ -35,10 +35,6 @@ class Lifeline:
         """The file that becomes the child's standard input."""
         return self._child_end.fileno()
 
-    def hand_over(self) -> None:
-        """Close the child's end here, once the child has it."""
-        self._child_end.close()
-
     def silence(self, now: float) -> float:
         """Return for how many seconds of looking the line has been silent, at the monotonic time `now`.
 
@@ -57,8 +53,8 @@ class Lifeline:
         self._child_end.close()
 
     def _hears(self) -> bool:
-        # A child that has ended closes the line; its end is noticed elsewhere.
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        # Never the end of the line, as the child's end stays open here: a process that ends is noticed elsewhere.
+        with contextlib.suppress(BlockingIOError):
             return bool(self._own.recv(4096))
         return False
 

@@ -180,18 +180,17 @@ class Supervisor:
 
     def _bury(self, member: Member, code: int, now: float) -> None:
         """Record the end of a process, and decide when its place is filled again."""
-        if code == RECYCLED or now - member.started_at >= WELL_AFTER:
-            member.forgive()
-        pause = 0.0
-        if code != RECYCLED:
-            pause = member.fail()
-        if code in REFUSED:
-            member.refusal, pause = code, max(pause, PAUSE_OF_REFUSED)
         if code == RECYCLED:
+            member.forgive()
+            pause = 0.0
             logger.info("%s is replaced, as it requested", member)
-        elif code not in member.logged:
-            member.logged.add(code)
-            logger.warning("%s %s; it is replaced in %g s", member, ended(code), pause)
+        else:
+            pause = member.fail()
+            if code in REFUSED:
+                member.refusal, pause = code, max(pause, PAUSE_OF_REFUSED)
+            if code not in member.logged:
+                member.logged.add(code)
+                logger.warning("%s %s; it is replaced in %g s", member, ended(code), pause)
         member.due_at = now + pause
         member.process = None
         member.hang_up()
@@ -208,7 +207,6 @@ class Supervisor:
                 member.process = subprocess.Popen(  # noqa: S603 - this very command
                     self._command, env=member.child.environment(), stdin=member.line.child_end
                 )
-            member.line.hand_over()
         except OSError as error:
             member.hang_up()
             member.due_at = member.started_at + member.fail()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -94,3 +96,14 @@ def test_a_dispatcher_that_cannot_even_be_made_is_logged_too(
     with caplog.at_level(logging.ERROR, "django_jobs"):
         assert not announce("default", [uuid7()])
     assert "The dispatcher failed" in caplog.text
+
+
+@pytest.mark.parametrize("tell", [lambda: announce("mail", [uuid7()]), lambda: announce_cancel([uuid7()])])
+def test_a_run_is_not_interrupted_while_it_sends_a_hint(
+    tell: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = mock.MagicMock()
+    monkeypatch.setattr(dispatchers, "shielded", lambda: entered)
+    assert tell()
+    entered.__enter__.assert_called_once_with()
+    assert entered.__exit__.call_count == 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_jobs import registry
 from django_jobs.dispatchers.redis import RedisDispatcher, hints, keys, upkeep
 from django_jobs.fields import uuid7
 from tests.dispatchers.contract import DispatcherContract, when_ready
@@ -116,13 +117,25 @@ def test_workers_of_one_slot_take_one_each_however_often_they_have_run(
 def test_what_a_worker_was_given_when_it_had_filled_up_goes_to_another(
     dispatcher: RedisDispatcher, redis_server: RedisServer
 ) -> None:
-    filled = Taker(dispatcher, wants=10)
-    # It waits at the server already, in the name of ten free slots.
-    filled.wants = 0
-    dispatcher.hint("mail", [uuid7()])
-    idle = Taker(dispatcher)
-    wait_for(lambda: idle.calls or not left_of(redis_server), 5, "the idle one takes it")
+    filled, id_ = Taker(dispatcher, wants=10), uuid7()
+    with redis_server.client() as client:
+        wait_for(lambda: client.info("clients")["blocked_clients"], 5, "it waits in the name of ten free slots")
+        filled.wants = 0
+        dispatcher.hint("mail", [id_], priority=50)
+        wait_for(lambda: left_of(redis_server) == [str(id_)], 5, "it gives back what it was given")
+        assert keys.score(51) < client.zscore(MAIL, str(id_)) < keys.score(49)
+    Taker(dispatcher)
+    wait_for(lambda: not left_of(redis_server), 5, "the idle one takes it")
     assert filled.calls == 0
+
+
+def test_a_worker_that_is_full_or_serves_nothing_asks_ever_less_often(dispatcher: RedisDispatcher) -> None:
+    full, useless = Taker(dispatcher, wants=0), Taker(dispatcher, queues=None, exclude=registry.queues())
+    sessions = [taker._subscription._sessions[0] for taker in (full, useless)]
+    dispatcher.close()
+    naps = [[session._listen() for _ in range(10)] for session in sessions]
+    assert naps[0][-1] == hints.LONGEST_NAP
+    assert set(naps[1]) == {hints.WAIT}
 
 
 @pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:queues"])
@@ -295,6 +308,7 @@ def test_closing_a_subscription_ends_its_threads_at_once(dispatcher: RedisDispat
     assert all(thread.daemon for thread in threads)
     subscription.close()
     wait_for(lambda: not any(thread.is_alive() for thread in threads), 1, "the threads have ended")
+    assert dispatcher._here().subscriptions == set()
 
 
 def test_many_threads_push_at_once(dispatcher: RedisDispatcher, redis_server: RedisServer) -> None:

@@ -17,7 +17,7 @@ from django_jobs.dispatchers.redis import RedisDispatcher, breaker, channel, hin
 from django_jobs.fields import uuid7
 from tests.dispatchers.contract import when_ready
 from tests.forwarder import Forwarder
-from tests.redis_servers import RedisServer, use_cache
+from tests.redis_servers import RedisServer, running_redis, use_cache
 from tests.support import wait_for
 
 if TYPE_CHECKING:
@@ -142,15 +142,57 @@ def test_after_it_wake_ups_come_again_by_themselves(
     project.listen()
     wait_for(project.hears, 5, "hints arrive")
     end = fault(own_valkey)
-    hints_session = project.worker._sessions[0]
-    wait_for(lambda: hints_session.problem, 5, "the fault is seen")
+    # A replica passes messages on.
+    sessions = project.worker._sessions[: 1 if fault is make_replica else 2]
+    wait_for(lambda: all(session.problem for session in sessions), 5, "the fault is seen")
     assert "the cache 'redis': " in project.worker.problem()
     assert str(own_valkey.port) not in project.worker.problem()
     project.wakes.clear()
+    project.looks.clear()
     end()
     # What may have been missed is looked for at once.
     assert project.wakes.wait(10)
+    assert fault is make_replica or project.looks.wait(10)
     wait_for(project.hears, 10, "hints arrive again")
+
+
+def test_a_connection_that_was_silent_once_is_asked_again_before_it_counts_as_silent(
+    project: Project, own_valkey: RedisServer
+) -> None:
+    project.listen()
+    when_ready(project.worker)
+    end = freeze(own_valkey)
+    wait_for(lambda: project.worker._sessions[1].problem, 5, "the fault is seen")
+    end()
+    when_ready(project.worker)
+
+    def pings() -> int:
+        with own_valkey.client() as client:
+            commands: Any = client.info("commandstats")
+        return int(commands["cmdstat_ping"]["calls"])
+
+    before = pings()
+    wait_for(lambda: pings() >= before + 2, 5, "it is asked, and asked again")
+
+
+def test_a_name_that_leads_to_a_new_primary_is_followed(own_valkey: RedisServer, settings: Settings) -> None:
+    """Connections to the old one may stay open: it answers, but takes nothing any more."""
+    cable = Forwarder(("127.0.0.1", own_valkey.port))
+    use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
+    project = Project()
+    project.listen()
+    wait_for(project.hears, 5, "hints arrive")
+
+    def is_woken() -> bool:
+        project.wakes.clear()
+        return announce_with(project.dispatcher) and project.wakes.wait(1)
+
+    with running_redis("valkey") as new:
+        cable.redirect(("127.0.0.1", new.port))
+        make_replica(own_valkey)
+        wait_for(is_woken, 10, "hints arrive again")
+        project.dispatcher.close()
+    cable.cut()
 
 
 def test_a_full_server_takes_hints_again_as_soon_as_there_is_room(project: Project, own_valkey: RedisServer) -> None:
@@ -181,7 +223,12 @@ def test_a_worker_started_while_the_server_is_down_is_woken_once_it_is_there(
     own_valkey.kill()
     project.listen()
     wait_for(lambda: "refused" in (project.worker.problem() or ""), 5, "the fault is told")
+    # Pushes need not find that out themselves, and try at once when the worker has found the server.
+    with pytest.raises(Unavailable, match="not tried again yet"):
+        project.dispatcher.hint("mail", [uuid7()])
     own_valkey.start()
+    when_ready(project.worker)
+    wait_for(lambda: announce_with(project.dispatcher), 1, "a push tries")
     wait_for(project.hears, 10, "hints arrive")
 
 
@@ -195,7 +242,7 @@ def test_a_cable_that_falls_silent_is_noticed_and_closing_waits_for_nothing(
     wait_for(project.hears, 5, "hints arrive")
     cable.hush()
     assert project.push() < BUDGET
-    wait_for(project.worker.problem, 5, "the silence is noticed")
+    wait_for(lambda: all(session.problem for session in project.worker._sessions), 5, "the silence is noticed")
     began = time.monotonic()
     project.dispatcher.close()
     assert time.monotonic() - began < 0.2
@@ -287,5 +334,25 @@ def test_a_failure_that_took_long_is_not_repeated_for_twenty_times_as_long() -> 
 
     with pytest.raises(Unavailable):
         made.call(fail_late)
+    # A worker of this process sees it as well, and will try again sooner.
+    made.trip("no connection")
     assert made._open_until is not None
     assert 1.5 < made._open_until - time.monotonic() < 5
+
+
+def test_a_try_that_ends_in_an_unexpected_way_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "SHORTEST", 0.01)
+    made = breaker.Breaker()
+    made.trip("it is down")
+    assert made._open_until is not None
+    wait_for(lambda: made._open_until < time.monotonic(), 5, "one may try")
+    with pytest.raises(ZeroDivisionError):
+        made.call(lambda: 1 / 0)
+
+    def answer() -> bool:
+        try:
+            return made.call(lambda: True)
+        except Unavailable:
+            return False
+
+    wait_for(answer, 5, "another one may try")

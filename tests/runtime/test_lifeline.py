@@ -34,7 +34,6 @@ def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
 
     def start() -> threading.Event:
         os.dup2(line.child_end, place)
-        line.hand_over()
         hold_lifeline(gone.set)
         return gone
 

@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from django.db import OperationalError, connections
 
 from django_jobs.runtime import member as member_module
 from django_jobs.runtime import supervisor as module
@@ -21,6 +24,7 @@ from django_jobs.runtime.child import ENVIRONMENT, Child
 from django_jobs.runtime.exits import DONE, FAILED, NO_DATABASE, RECYCLED, USAGE, ended
 from django_jobs.runtime.limits import MEGABYTE, Limits, MemoryLimit
 from django_jobs.runtime.options import Options
+from django_jobs.runtime.startup import DatabaseNotReady
 from django_jobs.runtime.supervisor import Supervisor, children_of
 from tests.runtime.support import in_thread
 from tests.support import wait_for
@@ -136,7 +140,8 @@ class TestSupervisor:
     @pytest.mark.parametrize("code", [USAGE, NO_DATABASE])
     def test_when_no_child_has_what_it_needs_to_start_it_ends_as_they_did(self, fleet: Start, code: int) -> None:
         """If the database cannot be reached the parent waits for ever and nothing works. Source: django-q2#201."""
-        process = fleet(f"os._exit({code})", processes=2)
+        # The second one needs longer to find out.
+        process = fleet(f"number == 2 and time.sleep(0.5)\nos._exit({code})", processes=2)
         process.thread.join(10)
         assert process.codes == [code]
         assert len(process.lines("start")) == 2
@@ -152,6 +157,7 @@ class TestSupervisor:
         process = fleet(UNTIL_TOLD, processes=3)
         process.has_started(3)
         assert process.stop() == DONE
+        assert process.supervisor._reports.ready().status == "draining"
         told = process.lines("told")
         assert len(told) == 3
         assert max(told) - min(told) < 1
@@ -205,6 +211,38 @@ class TestSupervisor:
         assert "shows no sign of life and is killed" in caplog.text
         assert "was killed by SIGKILL; it is replaced in 0.1 s" in caplog.text
         assert process.stop() == DONE
+
+    def test_a_child_that_does_not_die_at_once_is_killed_and_told_of_once(self) -> None:
+        supervisor, signals = Supervisor(Options.of(roles=["worker"], processes=1)), list[int]()
+        (member,) = supervisor._members
+        member.process = SimpleNamespace(send_signal=signals.append, pid=1, poll=lambda: None)  # type: ignore[assignment]
+        member.line = SimpleNamespace(silence=lambda now: 100.0, close=lambda: None)  # type: ignore[assignment]
+        for now in (0.0, 0.2):
+            supervisor._look(member, now)
+        assert signals == [signal.SIGKILL]
+
+    def test_the_report_of_a_child_ends_with_it(self, fleet: Start, tmp_path: Path) -> None:
+        process = fleet(UNTIL_TOLD, heartbeat_file=tmp_path / "beat")
+        process.has_started(1)
+        (member,) = process.supervisor._members
+        assert member.child.report is not None
+        assert member.process is not None
+        member.child.report.write_text("{}")
+        member.process.kill()
+        process.has_started(2)
+        assert not member.child.report.exists()
+
+    def test_without_a_database_it_starts_nobody(self, transactional_db: None, monkeypatch: Any) -> None:
+        monkeypatch.setattr(module, "check_tables", Mock(side_effect=OperationalError("no such table")))
+        monkeypatch.setattr(Supervisor, "_start", Mock(side_effect=AssertionError))
+        with pytest.raises(DatabaseNotReady):
+            in_thread(Supervisor(Options.of(roles=["worker"], processes=1)).run)
+
+    def test_it_has_no_connection_while_they_run(self, fleet: Start, monkeypatch: Any) -> None:
+        monkeypatch.setattr(module, "welcome", lambda options, using: [str(connections[using].connection)])
+        process = fleet(UNTIL_TOLD)
+        process.has_started(1)
+        assert process.said[0] == "None"
 
     def test_told_to_end_while_it_starts_them_it_starts_no_more(self, fleet: Start, monkeypatch: Any) -> None:
         started = Supervisor._start
@@ -276,9 +314,12 @@ class TestChildren:
         assert Child.of_environment() is None
 
     def test_a_child_has_its_roles_and_no_time_of_its_own(self) -> None:
-        whole = Options.of(processes=2, max_time=5.0, concurrency=3, queues=["a"])
+        whole = Options.of(
+            processes=2, max_time=5.0, concurrency=3, queues=["a"], heartbeat_file=Path("beat"), max_jobs=1_000_000
+        )
         own = Child(number=1, roles=("worker",)).narrow(whole)
-        assert (own.roles, own.processes, own.max_time) == (("worker",), None, None)
+        assert (own.roles, own.processes, own.max_time, own.heartbeat_file) == (("worker",), None, None, None)
+        assert (own.limits.max_jobs or 0) < 1_000_000
         assert (own.concurrency, own.served) == (3, whole.served)
 
     def test_the_end_of_a_process_is_told_in_words(self) -> None:

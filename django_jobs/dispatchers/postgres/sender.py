@@ -9,7 +9,6 @@ import time
 
 from django.db import Error, connections
 
-from django_jobs.context import shielded
 from django_jobs.dispatchers.postgres import channel
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.loop import start_thread
@@ -56,21 +55,20 @@ class Sender:
         is_open = connection.connection is not None
         if connection.in_atomic_block or (is_open and not connection.autocommit):
             return
-        with shielded():
+        with self._lock:
+            self._add({queue} if queue is not None else set(), cancel)
+            is_early = time.monotonic() < self._sent_at + self._gap
+            if (is_early or not is_open) and self._leave_to_thread(using):
+                return
+            message = self._take()
+        try:
+            channel.send(connection, message)
+        except Error:
+            # Perhaps only this thread's connection is broken, and the message speaks for others as well.
             with self._lock:
-                self._add({queue} if queue is not None else set(), cancel)
-                is_early = time.monotonic() < self._sent_at + self._gap
-                if (is_early or not is_open) and self._leave_to_thread(using):
-                    return
-                message = self._take()
-            try:
-                channel.send(connection, message)
-            except Error:
-                # Perhaps only this thread's connection is broken, and the message speaks for others as well.
-                with self._lock:
-                    self._add(message.queues or set(), message.cancel)
-                    if not self._leave_to_thread(using):
-                        raise
+                self._add(message.queues or set(), message.cancel)
+                if not self._leave_to_thread(using):
+                    raise
 
     def flush(self) -> None:
         """Wait at most GOODBYE seconds until everything is sent; called when the process ends."""

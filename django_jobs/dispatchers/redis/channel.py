@@ -27,8 +27,6 @@ class Channel(Session):
 
     def _open(self) -> None:
         self._is_asked = False
-        # A server that is still loading accepts SUBSCRIBE, but refuses this.
-        self._client.ping()
         self._messages = self._client.pubsub()
         self._messages.subscribe(self._keys.channel)
         # The confirmation of the subscription.

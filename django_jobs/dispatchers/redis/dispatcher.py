@@ -9,7 +9,6 @@ from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_jobs.context import shielded
 from django_jobs.dispatchers.base import Dispatcher, Unavailable
 from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, Keys, score
@@ -114,14 +113,12 @@ class RedisDispatcher(Dispatcher):
             with self._server.faults():
                 send(process)
 
-        # A handler that pushes may be interrupted at any moment, but not between a command and its answer.
-        with shielded():
-            try:
-                process.breaker.call(guarded)
-            except Unavailable:
-                # The connections may lead to a server that has become a replica.
-                process.client.connection_pool.disconnect(inuse_connections=False)
-                raise
+        try:
+            process.breaker.call(guarded)
+        except Unavailable:
+            # The connections may lead to a server that has become a replica.
+            process.client.connection_pool.disconnect(inuse_connections=False)
+            raise
 
     def _here(self) -> _Process:
         if self._process.pid != os.getpid():
