@@ -19,7 +19,7 @@ from django.utils import translation
 from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, model_serializer
 
 from django_jobs import DefinitionError, InvalidPayload, JobContext, job, registry
 from django_jobs.models import JobExecution
@@ -36,6 +36,20 @@ class Color(enum.Enum):
 class Point:
     x: int
     when: dt.datetime | None = None
+
+
+class Size(enum.StrEnum):
+    L = "L"
+
+
+class Open(BaseModel, extra="allow"):
+    """Takes anything."""
+
+
+class Stamped(Open):
+    @model_serializer
+    def stamp(self) -> dict[str, Any]:
+        return {"stamped": True}
 
 
 class Line(BaseModel):
@@ -217,6 +231,10 @@ def test_a_value_comes_back_equal_and_of_the_same_type(annotation: Any, value: A
         (dt.time, dt.time(1, 2, tzinfo=PARIS), "payload.value: time loses its time zone"),
         (SecretStr, SecretStr("x"), "payload.value: SecretStr comes back with another value"),
         (list[int] | tuple[int, ...], (1, 2), "payload.value: tuple comes back as list"),
+        (dict[Any, int], {Size.L: 1}, "payload.value.L: its key comes back as str"),
+        (set[Any], {Size.L}, "payload.value: the members of the set come back changed"),
+        (Open, Open(when=WHEN), "payload.value.when: datetime comes back as str"),
+        (Stamped, Stamped(), "payload.value: comes back with more keys"),
     ],
 )
 def test_what_does_not_survive_is_refused_by_its_path(annotation: Any, value: Any, message: str) -> None:

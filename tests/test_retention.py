@@ -74,6 +74,9 @@ def test_count_and_age_hold_together(now: Any) -> None:
     rows = ended(now, 1, 2, 3, 4, 500)
     assert trim(now, 2, 60) == 3
     assert left() == {rows[0].pk, rows[1].pk}
+    # Also where the age leaves fewer than the count.
+    ended(now, 100, 200, 300)
+    assert trim(now + timedelta(seconds=65), 2, 60) == 5
 
 
 @pytest.mark.medium
@@ -121,10 +124,18 @@ def test_a_portion_goes_on_where_the_one_before_it_ended(now: Any) -> None:
     assert not JobExecution.objects.filter(pk__in=[older.pk, equal.pk]).exists()
 
 
+def test_what_follows_the_last_portion_begins_at_the_rows_that_are_kept(now: Any) -> None:
+    rows, place = ended(now, *range(6, 0, -1)), retention.Place()
+    rows[2].delete()
+    assert trim(now, 2, place=place) == 3
+    assert place.at == rows[-2].completed_at
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.postgres
 @pytest.mark.mysql
-def test_rows_that_another_process_is_deleting_are_passed_over(now: Any) -> None:
+@pytest.mark.parametrize("delete", [lambda now: trim(now, 0), lambda now: retention.discard(left(), using="default")])
+def test_rows_that_another_process_is_deleting_are_passed_over(delete: Any, now: Any) -> None:
     from django.db import transaction
 
     from tests.runtime.support import in_thread
@@ -132,7 +143,7 @@ def test_rows_that_another_process_is_deleting_are_passed_over(now: Any) -> None
     rows = ended(now, 3, 2, 1)
     with transaction.atomic():
         list(JobExecution.objects.select_for_update().filter(pk=rows[0].pk))
-        assert in_thread(lambda: trim(now, 0)) == 2
+        assert in_thread(lambda: delete(now)) == 2
     assert left() == {rows[0].pk}
 
 

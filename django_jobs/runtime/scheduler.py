@@ -108,7 +108,7 @@ class Scheduler:
         states = JobState.objects.using(self._using).filter(job_name__in=job.aliases)
         if not states.exclude(schedule="").update(schedule=""):
             return now
-        fired = states.filter(last_tick_at__gt=now, last_tick_at__lte=now + AHEAD).order_by("-last_tick_at")
+        fired = states.filter(last_tick_at__gt=now).order_by("-last_tick_at")
         return fired.values_list("last_tick_at", flat=True).first() or now
 
     def _look(self, job: Job[...], cron: Cron, state: JobState | None, now: datetime) -> datetime | float:

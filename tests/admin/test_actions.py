@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
@@ -10,6 +11,7 @@ from django.test import Client
 
 from django_jobs import registry
 from django_jobs.admin import bulk
+from django_jobs.admin.executions import ExecutionAdmin
 from django_jobs.definition import job
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
@@ -263,6 +265,15 @@ def test_one_finished_row_can_be_deleted_and_a_live_one_cannot(admin: Admin, fai
     assert admin.client.post(page(live, "delete"), {"post": "yes"}).status_code == 403
     assert list(JobExecution.objects.all()) == [live]
     assert entries(failed) == [(DELETION, "mia", "")]
+
+
+def test_a_row_that_is_queued_again_while_it_is_deleted_stays(admin: Admin, monkeypatch: Any) -> None:
+    live = JobExecutionFactory()
+    monkeypatch.setattr(ExecutionAdmin, "has_delete_permission", lambda *args: True)
+
+    assert admin.client.post(page(live, "delete"), {"post": "yes"}).status_code == 403
+    assert list(JobExecution.objects.all()) == [live]
+    assert entries(live) == []
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,22 @@ def test_a_tick_of_the_old_code_in_the_midst_of_the_swap_does_not_undo_it(monkey
     assert ticks() == [minute(2), minute(4)]
 
 
+def test_a_schedule_that_yet_newer_code_brings_in_the_midst_of_a_swap_stays(monkeypatch: Any) -> None:
+    put(define())
+    Scheduler(using="default").tick(START)
+    put(define(cron="*/2 * * * *"))
+    in_bulk = JobState.objects.using("default").__class__.in_bulk
+
+    def meanwhile(self: Any, *args: Any) -> Any:
+        found = in_bulk(self, *args)
+        JobState.objects.update(schedule="*/3 * * * * UTC")
+        return found
+
+    monkeypatch.setattr(JobState.objects.using("default").__class__, "in_bulk", meanwhile)
+    Scheduler(using="default").tick(minute(1))
+    assert state().schedule == "*/3 * * * * UTC"
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.medium
 def test_during_a_deploy_no_tick_is_doubled_nothing_flips_and_old_code_falls_silent(seed: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import DataError, InternalError, OperationalError, connection, transaction
@@ -20,6 +21,7 @@ from django_jobs.execution import finisher as finisher_module
 from django_jobs.execution import writer as writer_module
 from django_jobs.execution.endings import UNSTORABLE, write_inside
 from django_jobs.execution.finisher import Finisher
+from django_jobs.execution.held import PAUSE, Held
 from django_jobs.execution.outcomes import Failed, Ok, Outcome, Rescheduled
 from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution
@@ -147,6 +149,17 @@ def test_a_lone_row_that_cannot_be_stored_at_all_ends_with_a_fixed_text(monkeypa
     assert (stored.status, stored.error) == (Status.ERROR, UNSTORABLE)
 
 
+def test_an_outcome_that_no_form_of_can_be_stored_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch ends its row: handed back, it would run a second time."""
+    run = ended_run()
+    monkeypatch.setattr(writer_module.Writer, "_takes_the_plainest", lambda writer, run: True)
+    monkeypatch.setattr(transitions, "finish", Mock(side_effect=DataError("no such character")))
+    with a_finisher() as (finisher, told):
+        finisher.put(run)
+        wait_for(lambda: finisher.unstored == {run.execution.pk}, 5, "it is given up")
+    assert told == []
+
+
 @pytest.mark.postgres
 def test_a_lone_row_that_was_refused_once_loses_nothing_of_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement that ran into the server's time limit, behind a table that was locked for a moment, is repeated."""
@@ -186,7 +199,8 @@ def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.M
 
 
 @pytest.mark.medium
-def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["cannot execute UPDATE in a read-only transaction", "a fault that nobody knows"])
+def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A server that is read-only after a failover refuses every row; none of them is the reason."""
     runs, calls = [ended_run(), ended_run(failure())], []
     original = transitions.finish
@@ -194,7 +208,7 @@ def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: py
     def read_only(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         if len(calls) < 5:
-            raise InternalError("cannot execute UPDATE in a read-only transaction")
+            raise InternalError(text)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(transitions, "finish", read_only)
@@ -259,6 +273,24 @@ def test_a_commit_whose_reply_was_lost_is_settled_by_reading_again(monkeypatch: 
     monkeypatch.setattr(writer_module, "is_connection_loss", lambda error, using: True)
     told = dict(write(kept, dropped, failed))
     assert told == {kept: Status.OK, dropped: Status.OK, failed: Status.ERROR}
+    assert len(calls) == 2
+
+
+def test_a_row_that_was_rescued_or_deleted_during_an_outage_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rescued, deleted = ended_run(), ended_run()
+    original, calls = transitions.finish, []
+
+    def lost(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            JobExecution.objects.filter(pk=rescued.execution.pk).update(status=Status.PENDING)
+            JobExecution.objects.filter(pk=deleted.execution.pk).delete()
+            raise OperationalError("server closed the connection unexpectedly")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(transitions, "finish", lost)
+    monkeypatch.setattr(writer_module, "is_connection_loss", lambda error, using: True)
+    assert write(rescued, deleted) == []
     assert len(calls) == 2
 
 
@@ -354,6 +386,35 @@ def test_a_row_that_is_marked_while_it_is_held_ends_as_the_mark_says(options: di
             wait_for(lambda: finisher._held.runs, 5, "it was passed over")
         wait_for(lambda: told, 5, "it is written")
     assert [status for _, status, _ in told] == [Status.CANCELLED]
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_row_that_is_held_when_it_is_written_alone_waits_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, original = ended_run(), transitions.finish
+    refusals = [DataError("value too long")]
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(transitions, "finish", refusing)
+    with a_finisher() as (finisher, told):
+        with held(run.execution):
+            finisher.put(run)
+            wait_for(lambda: finisher._held.runs, 5, "it was passed over")
+        wait_for(lambda: told, 5, "it is written")
+
+
+def test_runs_whose_rows_stay_held_wait_ever_longer_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    waiting, run, pauses = Held(), ended_run(), []
+    for _ in range(3):
+        waiting.put([run])
+        pauses.append(waiting.seconds_left() or 0.0)
+        waiting.clear()
+    assert pauses[0] <= PAUSE < pauses[1] <= 2 * PAUSE < pauses[2]
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.postgres

@@ -24,6 +24,7 @@ from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.worker import Worker
 from django_jobs.served import Served
 from django_jobs.states import Status
+from django_jobs.transitions import claims
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.runtime.support import at_once, held, in_thread, rests, statuses
 from tests.runtime.test_runner import once
@@ -151,6 +152,25 @@ def test_processes_that_claim_at_once_start_no_more_than_may_run(limited: Job[..
 
     claimed = [row.pk for mine in at_once(*(lambda w=worker: work(w) for worker in workers)) for row in mine]
     assert len(claimed) == len(set(claimed)) > 3
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_what_was_committed_before_the_lock_was_free_counts_at_any_level(limited: Job[...], monkeypatch: Any) -> None:
+    rows, hold = rows_of(limited, 5), claims._hold_state
+
+    def hold_late(*args: Any) -> bool:
+        is_held = hold(*args)
+        in_thread(lambda: JobExecutionFactory(job_name=limited.name, running=True))
+        return is_held
+
+    monkeypatch.setattr(claims, "_hold_state", hold_late)
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    try:
+        assert len(claim(limited, [row.pk for row in rows])) == 2
+    finally:
+        connection.close()
 
 
 @pytest.mark.postgres

@@ -325,6 +325,14 @@ def test_a_changed_schedule_does_not_fire_at_once(changed: str, options: dict[st
     assert state().last_tick_at == today
 
 
+def test_a_tick_does_not_fire_if_the_schedule_was_swapped_after_it_was_found_due() -> None:
+    cron = define()
+    Scheduler(using="default").tick(START)
+    JobState.objects.update(schedule="*/2 * * * * UTC")
+    assert not module.fire(cron, START + MINUTE, after=START, using="default")
+    assert ticks() == []
+
+
 def test_old_code_stops_firing_a_job_whose_schedule_newer_code_swapped() -> None:
     """Old code and new code side by side during a rolling deploy do not create doubles.
 
