@@ -5,6 +5,7 @@ Never called automatically: during a deploy, a name may be unknown for a while.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,8 @@ from django_jobs.querysets import ExecutionQuerySet, lost_after
 from django_jobs.runtime.fleet import LIMIT, UNLISTED_FOR
 from django_jobs.runtime.portions import distinct, move
 from django_jobs.states import FINAL
+
+logger = logging.getLogger("django_jobs")
 
 BATCH = 500
 # Names are looked up one by one, at most so many, and rows are counted up to here.
@@ -66,6 +69,7 @@ def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
             if _is_known(name, using):
                 break
             move(ids, partial(_cancel, now=clock.now(using), by=user, by_name=by_name), using=using)
+        gone = 0
         for status in sorted(FINAL):
             deleted, place = BATCH, retention.Place()
             while deleted == BATCH and not _is_known(name, using):
@@ -73,7 +77,10 @@ def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
                     name, status, 0, None, now=clock.now(using), using=using, limit=BATCH, place=place
                 )
                 if deleted:
+                    gone += deleted
                     yield deleted
+        if gone:
+            logger.info("%d executions of %s were purged by %s", gone, name, by_name or "somebody")
 
 
 def _is_known(name: str, using: str) -> bool:

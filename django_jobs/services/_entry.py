@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import transaction
+from django.db import connections, transaction
 
 from django_jobs.context import shielded
+
+logger = logging.getLogger("django_jobs")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,3 +52,9 @@ def after_commit(connection: Any, action: Callable[[], object]) -> None:
     """Run `action` once the writes are visible to others; never with autocommit off, where that moment is unknown."""
     if connection.in_atomic_block or connection.get_autocommit():
         connection.on_commit(action, robust=True)
+
+
+def note(what: str, by_name: str, *, using: str) -> None:
+    """Log, once it is committed, what somebody did of which no row tells."""
+    who = " ".join(by_name.split()) or "somebody"
+    after_commit(connections[using], partial(logger.info, "%s by %s", what, who))

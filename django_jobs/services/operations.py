@@ -14,7 +14,7 @@ from django_jobs.exceptions import AlreadyRunning, Conflict, DefinitionError, Ke
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.options import PushOptions, attribution
 from django_jobs.services import keys
-from django_jobs.services._entry import after_commit, savepoint, service
+from django_jobs.services._entry import after_commit, note, savepoint, service
 from django_jobs.services.hints import hint
 from django_jobs.services.push import build, store
 from django_jobs.signals import emit, job_cancelled, job_finished
@@ -131,9 +131,12 @@ def start_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:
     """Make a scheduled or parked execution pending now and return it; raise WrongStatus for any other."""
     using = jobs_alias()
     row = subject(execution, using=using)
-    attribution(by)
+    _user, by_name = attribution(by)
     one = JobExecution.objects.using(using).filter(pk=row.pk)
-    return _made_pending(row, transitions.start_now(one, now=clock.now(using)), "started now", "scheduled", using=using)
+    moved = transitions.start_now(one, now=clock.now(using))
+    started = _made_pending(row, moved, "started now", "scheduled", using=using)
+    note(f"{row} was started before its time", by_name, using=using)
+    return started
 
 
 async def astart_now(execution: JobExecution | UUID, by: Any = None) -> JobExecution:

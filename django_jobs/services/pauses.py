@@ -16,7 +16,7 @@ from django_jobs.contention import retried
 from django_jobs.models import JobState, QueueState, jobs_alias
 from django_jobs.options import attribution
 from django_jobs.options import queue as checked_queue
-from django_jobs.services._entry import service
+from django_jobs.services._entry import note, service
 from django_jobs.states import Skip
 from django_jobs.text import storable
 
@@ -48,8 +48,10 @@ def resume_job(name: str, by: Any = None) -> bool:
     Ticks that came in the meantime are not made up for: the next one fires. Raises UnknownJob as pause_job() does.
     """
     using = jobs_alias()
-    attribution(by)
+    _user, by_name = attribution(by)
     resumed = [_resume_job(each, using=using) for each in _names_of(name, using)]
+    if any(resumed):
+        note(f"{name} was resumed", by_name, using=using)
     return any(resumed)
 
 
@@ -75,8 +77,12 @@ async def apause_queue(queue: str, by: Any = None) -> bool:
 @service
 def resume_queue(queue: str, by: Any = None) -> bool:
     """Let workers claim from this queue again; return False if it was not paused. Raises DefinitionError."""
-    attribution(by)
-    return _resume_queue(checked_queue(queue), using=jobs_alias())
+    using = jobs_alias()
+    _user, by_name = attribution(by)
+    resumed = _resume_queue(checked_queue(queue), using=using)
+    if resumed:
+        note(f"the queue {queue} was resumed", by_name, using=using)
+    return resumed
 
 
 async def aresume_queue(queue: str, by: Any = None) -> bool:

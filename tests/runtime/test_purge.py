@@ -31,7 +31,11 @@ def left(name: str) -> Counter[str]:
     return Counter(JobExecution.objects.filter(job_name=name).values_list("status", flat=True))
 
 
-def test_finished_and_parked_rows_of_unknown_names_are_purged_and_nothing_else() -> None:
+def test_finished_and_parked_rows_of_unknown_names_are_purged_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log tells who did it, since no row is left to tell."""
+    caplog.set_level("INFO", logger="django_jobs")
     rows("old.gone")
     rows("acc.mark")
 
@@ -41,6 +45,7 @@ def test_finished_and_parked_rows_of_unknown_names_are_purged_and_nothing_else()
 
     assert left("old.gone") == {"pending": 1, "scheduled": 1, "running": 1}
     assert sum(left("acc.mark").values()) == 7
+    assert caplog.messages == ["4 executions of old.gone were purged by ops"]
 
 
 def test_a_name_that_a_process_listed_a_moment_ago_is_known() -> None:

@@ -388,11 +388,16 @@ class TestCopy:
 class TestStartNow:
     @pytest.mark.django_db(transaction=True)
     @pytest.mark.parametrize("state", ["scheduled", "parked"])
-    def test_a_row_that_waits_becomes_pending(self, state: str, recorder: RecordingDispatcher) -> None:
+    def test_a_row_that_waits_becomes_pending(
+        self, state: str, recorder: RecordingDispatcher, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Who did it is in the log: the row has no column for it."""
+        caplog.set_level("INFO", logger="django_jobs")
         row = JobExecutionFactory(**{state: True})
         assert services.start_now(row, by="ada") is row
         assert (row.status, row.parked_reason) == (Status.PENDING, "")
         assert recorder.hints == [("default", [row.pk], 0)]
+        assert caplog.messages == [f"{row} was started before its time by ada"]
 
     @pytest.mark.django_db
     @pytest.mark.parametrize("state", ["pending", "running", "ok", "failed", "cancelled"])

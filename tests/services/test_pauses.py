@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,21 @@ def test_a_resume_leaves_nothing_of_the_pause() -> None:
     state = JobState.objects.get()
     assert (state.paused_at, state.paused_by, state.paused_by_name) == (None, "", "")
     assert pauses.paused_jobs("default") == frozenset()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_log_tells_who_ended_a_pause_once_that_is_committed(caplog: pytest.LogCaptureFixture) -> None:
+    """Who did it is recorded, also when no row tells of it any more."""
+    caplog.set_level("INFO", logger="django_jobs")
+    jobs.mark.pause(by="ann")
+    services.pause_queue("mail", by="ann")
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        jobs.mark.resume(by="nobody")
+        raise ZeroDivisionError
+    jobs.mark.resume(by="ben")
+    services.resume_queue("mail")
+    jobs.mark.resume(by="ben")
+    assert caplog.messages == ["acc.mark was resumed by ben", "the queue mail was resumed by somebody"]
 
 
 def test_to_do_it_twice_changes_nothing_and_says_so() -> None:
