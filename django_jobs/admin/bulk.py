@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # "Select all" may mean a million rows: one request does no more than this, and its message says so.
 LIMIT = 10_000
-# The page that confirms a deletion shows a line per row.
-LISTED = 1_000
+# The page that confirms a deletion shows a line and sends a field per row, and Django refuses a form of more than 1000.
+LISTED = 500
 BATCH = 500
 # Seconds. Rows with keys are handled one by one, and a proxy usually gives up after half a minute.
 BUDGET = 15.0

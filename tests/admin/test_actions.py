@@ -211,6 +211,20 @@ def test_deleting_very_many_takes_the_newest_and_says_so(admin: Admin, monkeypat
     assert [str(row.pk) in words for row in rows] == [False, True, True]
 
 
+def test_as_many_as_are_listed_can_be_deleted_by_one_form(admin: Admin) -> None:
+    # Django refuses a form with more fields than a limit of the settings.
+    rows = JobExecutionFactory.create_batch(bulk.LISTED + 1, ok=True)
+    listed = read(admin.act("delete_selected", *rows[:2], select_across="1"))
+    fields = [field["value"] for field in listed.named("input") if field.get("name") == "_selected_action"]
+
+    response = admin.client.post(
+        LIST, {"csrfmiddlewaretoken": "x", "action": "delete_selected", "post": "yes", "_selected_action": fields}
+    )
+
+    assert said(response).endswith(f"{bulk.LISTED} deleted.")
+    assert JobExecution.objects.count() == 1
+
+
 def test_an_action_works_batch_after_batch(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "BATCH", 2)
     rows = [JobExecutionFactory(failed=True) for _ in range(5)]
