@@ -33,7 +33,7 @@ class ExecutionChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
         rows = super().get_queryset(request, exclude_parameters)
         self.is_cut = any(getattr(spec, "is_cut", False) for spec in self.filter_specs)
-        return rows.only(*COLUMNS)
+        return rows.only(*COLUMNS, "error")
 
 
 class _ValueFilter(admin.SimpleListFilter):

@@ -116,6 +116,19 @@ def test_the_badge_tells_where_a_row_stands(admin: Admin, given: dict[str, Any],
     assert {"class": f"dj-badge dj-{kind}"} in shown.named("span")
 
 
+def test_the_list_says_why_a_row_failed_unless_its_job_is_sensitive(admin: Admin) -> None:
+    with registry.isolated():
+        job(name="acc.secret", sensitive=True)(lambda: None)
+        JobExecutionFactory(failed=True, error=f"ValueError: <b>no\nprinter {'x' * 200}")
+        JobExecutionFactory(failed=True, error="ValueError: 4111", job_name="acc.secret")
+
+        words = read(admin.list()).words
+
+    assert "ValueError: <b>no printer xxx" in words
+    assert "x" * 100 not in words
+    assert "4111" not in words
+
+
 def test_a_running_row_with_a_mark_is_shown_as_cancelling(admin: Admin) -> None:
     row = JobExecutionFactory(running=True)
     type(row).objects.update(cancel_requested_at=row.updated_at)
