@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.dispatch import Signal
 
-from django_jobs.text import clean_text
+from django_jobs.text import clean_text, printable
 
 if TYPE_CHECKING:
     from django_jobs.definition import Job
@@ -114,7 +114,7 @@ def log_failure(
     else:
         # A lost worker has no traceback, and a failure that will be retried does not need one.
         trace = exception if exception.__traceback__ is not None and not will_retry else None
-        message = clean_text(exception, MESSAGE_LENGTH)
+        message = printable(clean_text(exception, MESSAGE_LENGTH))
         runs.log(level, "failed %s: %s: %s", what, type(exception).__name__, message, exc_info=trace)
 
 

@@ -40,6 +40,15 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def printable(text: str) -> str:
+    """Return the text without control characters, which a terminal would obey: keys and messages come from anywhere."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else " " if char in "\t\n\r" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
+
+
 def storable(text: str) -> str:
     """Return the text with every character replaced that some database refuses."""
     if text.isascii() and "\0" not in text:

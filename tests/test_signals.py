@@ -140,6 +140,12 @@ class TestLogging:
         line = f"failed acc.mark {UUID(int=7)} attempt 1/3 in 0.012 s, will retry: ValueError: no"
         assert record.getMessage() == line
 
+    def test_a_message_of_many_lines_is_one_line_and_leaves_a_terminal_alone(
+        self, logged: pytest.LogCaptureFixture
+    ) -> None:
+        emit(job_failed, jobs.mark, execution(), exception=raised(ValueError("no\nINFO ok \x1b[2J")), will_retry=True)
+        assert logged.records[0].getMessage().endswith("ValueError: no INFO ok \ufffd[2J")
+
     def test_the_last_failure_is_an_error_with_the_traceback(self, logged: pytest.LogCaptureFixture) -> None:
         emit(job_failed, jobs.mark, execution(), exception=raised(ValueError("no")), will_retry=False)
         (record,) = logged.records

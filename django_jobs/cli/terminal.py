@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from django_jobs.cli.errors import UsageError
+from django_jobs.text import printable
 
 GAP = "  "
 
@@ -85,15 +86,6 @@ class Terminal:
     def _width(self) -> int | None:
         # A pipe or a file gets everything.
         return shutil.get_terminal_size().columns if self._out.isatty() else None
-
-
-def printable(text: str) -> str:
-    """Return the text without control characters, which a terminal would obey: keys and messages come from anywhere."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else " " if char in "\t\n\r" else "\N{REPLACEMENT CHARACTER}" for char in text
-    )
 
 
 def _columns(text: str) -> int:
