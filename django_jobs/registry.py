@@ -69,7 +69,7 @@ def get(name: str) -> Job[...]:
         return _names[name]
     except KeyError:
         near = difflib.get_close_matches(name, _names, n=1)
-        mend = f"did you mean {near[0]!r}?" if near else "is the jobs.py of its app imported?"
+        mend = f"did you mean {near[0]!r}?" if near else "is it in the jobs.py of an installed app?"
         raise UnknownJob(f"No job is called {name!r}; {mend}") from None
 
 

@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
 import django_jobs
-from django_jobs import JobContext, registry
+from django_jobs import JobContext, job, registry
 from django_jobs.conf import DEFAULTS, get_settings
 from django_jobs.execution.outcomes import Ok
 from django_jobs.models import JobExecution
 from django_jobs.options import JobOptions
+from django_jobs.runtime.options import Options
+from django_jobs.runtime.welcome import welcome
 from django_jobs.states import Status
 from tests.execution.runs import outcome_of
 from tests.moves import is_legal
@@ -232,6 +235,20 @@ def test_the_table_of_exit_codes_is_that_of_the_command() -> None:
     told = re.findall(r"^- ([\d, ]+):", runjobs.__doc__ or "", re.MULTILINE)
     table = [row[0].replace("`", "") for row in rows("docs/reference/runjobs.md", "## Exit codes")]
     assert table == told
+
+
+@override_settings(DJANGO_JOBS={})
+def test_the_quickstart_shows_what_runjobs_writes() -> None:
+    _, _, text = (DOCS / "tutorial" / "quickstart.md").read_text().partition("$ python manage.py runjobs\n")
+    with registry.isolated(empty=True):
+        job(name="shop.send_receipt")(lambda: None)
+        written = welcome(Options.of(), "default")
+
+    def without_names(line: str) -> str:
+        # Of host and process, database and wake-up.
+        return re.sub(r"on \S+, pid \d+|default \(\w+\)|wake-up: .+(?=, and a)", "…", line)
+
+    assert [without_names(line) for line in text.splitlines()[:4]] == [without_names(line) for line in written]
 
 
 def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:

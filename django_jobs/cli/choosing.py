@@ -82,7 +82,7 @@ def job_names(name: str, *, using: str) -> tuple[str, ...]:
     if name in known:
         return (name,)
     near = difflib.get_close_matches(name, registry.names().union(known), n=1)
-    mend = f"did you mean {near[0]!r}?" if near else "is the jobs.py of its app imported?"
+    mend = f"did you mean {near[0]!r}?" if near else "is it in the jobs.py of an installed app?"
     raise UsageError(f"No job is called {name!r}, and no execution belongs to one; {mend}")
 
 
