@@ -11,11 +11,14 @@ from django.db import models
 from django.utils.html import format_html
 from django.utils.text import capfirst
 
+from django_jobs import clock
 from django_jobs.admin.banner import outages
 from django_jobs.models import jobs_alias
 from django_jobs.reading.figures import COUNTED
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from django.http import HttpRequest
     from django.http.response import HttpResponse
 
@@ -63,6 +66,10 @@ class ReadOnlyAdmin(ModelAdmin):
         # The database that services write to, not a replica: after a button the page has to show its effect.
         return super().get_queryset(request).using(jobs_alias())
 
+    def may(self, request: HttpRequest, permission: str) -> bool:
+        """Whether the user has this permission for executions, `<permission>_jobexecution`."""
+        return request.user.has_perm(f"{self.opts.app_label}.{permission}_jobexecution")
+
     def message_user(self, request: HttpRequest, message: Any, *args: Any, **kwargs: Any) -> None:
         text = str(message)
         # Django capitalizes the first letter of a message, but a job's name has to be shown as it is.
@@ -82,3 +89,8 @@ class ReadOnlyAdmin(ModelAdmin):
         # A callable, so that the query is made only if the page is really rendered.
         context = {"outages": outages, "title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
         return super().changelist_view(request, context)
+
+
+def now(row: models.Model) -> datetime:
+    """Return the time of the database that this row came from, which is asked at most once a minute."""
+    return clock.now(row._state.db or jobs_alias())

@@ -9,15 +9,14 @@ from django.urls import reverse
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.translation import gettext_lazy as _
 
-from django_jobs import clock, registry
+from django_jobs import registry
+from django_jobs.admin.base import now
 from django_jobs.admin.formatting import ago, badge
-from django_jobs.models import jobs_alias
 from django_jobs.reading import detail, words
 from django_jobs.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
     from typing import Any
 
     from django_jobs.models import JobExecution
@@ -162,8 +161,3 @@ class ExecutionColumns:
         if obj.copied_from is None:
             return words.EMPTY
         return format_html('<a href="{}">{}</a>', self.url(obj.copied_from), obj.copied_from)
-
-
-def now(obj: JobExecution) -> datetime:
-    """Return the time of the database that this row came from, which is asked at most once a minute."""
-    return clock.now(obj._state.db or jobs_alias())

@@ -67,16 +67,13 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
         return fieldsets if obj is None else [*self.without_empty(fieldsets, obj)]
 
     def has_delete_permission(self, request: HttpRequest, obj: JobExecution | None = None) -> bool:
-        return self._may(request, "delete") and (obj is None or obj.is_final)
+        return self.may(request, "delete") and (obj is None or obj.is_final)
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, "cancel")
+        return self.may(request, "cancel")
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, "retry")
-
-    def _may(self, request: HttpRequest, permission: str) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.{permission}_{self.opts.model_name}")
+        return self.may(request, "retry")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[listing.ExecutionChangeList]:
         return listing.ExecutionChangeList
@@ -112,7 +109,7 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
         """Do what the button says and go back to the page with a message; the service makes a double click harmless."""
         operation = OPERATIONS[verb]
         execution = self.get_object(request, unquote(object_id))
-        if not (self.has_view_permission(request, execution) and self._may(request, operation.permission)):
+        if not (self.has_view_permission(request, execution) and self.may(request, operation.permission)):
             raise PermissionDenied
         if execution is None:
             self.message_user(request, _("This execution does not exist any more."), messages.WARNING)
@@ -148,7 +145,7 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
                 "url": self._with_filters(request, self.url(obj.pk, operation.verb)),
             }
             for operation in OPERATIONS.values()
-            if operation.offered(obj) and self._may(request, operation.permission)
+            if operation.offered(obj) and self.may(request, operation.permission)
         ]
 
     def delete_model(self, request: HttpRequest, obj: JobExecution) -> None:

@@ -41,19 +41,16 @@ class JobsAdmin(ReadOnlyAdmin):
     """Look at the jobs, run one now, pause and resume; the lines come from the registry, not from the table."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return self._may(request, "view")
+        return self.may(request, "view")
 
     def has_trigger_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, "view") and self._may(request, "trigger")
+        return self.may(request, "view") and self.may(request, "trigger")
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, "view") and self._may(request, "pause")
+        return self.may(request, "view") and self.may(request, "pause")
 
     def has_purge_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, "view") and self._may(request, "purge")
-
-    def _may(self, request: HttpRequest, permission: str) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.{permission}_{JobExecution._meta.model_name}")
+        return self.may(request, "view") and self.may(request, "purge")
 
     def get_urls(self) -> list[URLPattern]:
         # No page for a single row: all there is to see of a job is in its line.

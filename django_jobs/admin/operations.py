@@ -32,22 +32,6 @@ class Operation:
     log: _StrPromise
 
 
-def _cancel(execution: JobExecution, by: Any) -> JobExecution:
-    return services.cancel(execution, by=by)
-
-
-def _retry(execution: JobExecution, by: Any) -> JobExecution:
-    return services.retry(execution, by=by)
-
-
-def _copy(execution: JobExecution, by: Any) -> JobExecution:
-    return services.copy(execution, by=by)
-
-
-def _start_now(execution: JobExecution, by: Any) -> JobExecution:
-    return services.start_now(execution, by=by)
-
-
 OPERATIONS = {
     operation.verb: operation
     for operation in (
@@ -57,7 +41,7 @@ OPERATIONS = {
             label=_("Cancel"),
             permission="cancel",
             offered=lambda row: row.status in LIVE and not row.is_cancelling,
-            run=_cancel,
+            run=services.cancel,
             done=lambda row: (
                 _("Cancellation requested: the handler has been told to stop.")
                 if row.status == Status.RUNNING
@@ -70,7 +54,7 @@ OPERATIONS = {
             label=_("Retry"),
             permission="retry",
             offered=lambda row: row.status in TRANSITIONS["retry"].sources,
-            run=_retry,
+            run=services.retry,
             done=lambda row: _("Queued again."),
         ),
         Operation(
@@ -80,7 +64,7 @@ OPERATIONS = {
             permission="trigger",
             # A parked row would be set aside again at once.
             offered=lambda row: row.status == Status.SCHEDULED and not row.parked_reason,
-            run=_start_now,
+            run=services.start_now,
             done=lambda row: _("Made due now."),
         ),
         Operation(
@@ -89,7 +73,7 @@ OPERATIONS = {
             label=_("Run a copy"),
             permission="trigger",
             offered=lambda row: row.status in FINAL,
-            run=_copy,
+            run=services.copy,
             done=lambda row: _("Pushed a copy: this is the new execution."),
         ),
     )

@@ -12,17 +12,14 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
 
-from django_jobs import clock
-from django_jobs.admin.base import ReadOnlyAdmin
+from django_jobs.admin.base import ReadOnlyAdmin, now
 from django_jobs.admin.formatting import ago
-from django_jobs.models import JobExecution, Worker, jobs_alias
+from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import is_fresh
 from django_jobs.reading.words import EMPTY, moment, short_duration
 from django_jobs.served import Served
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from django.http import HttpRequest
 
 
@@ -64,7 +61,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     def state(self, obj: Worker) -> str:
         if obj.stopped_at is not None:
             kind, word = "stopped", pgettext("worker", "stopped")
-        elif is_fresh(obj.heartbeat_at, _now(obj)):
+        elif is_fresh(obj.heartbeat_at, now(obj)):
             kind, word = "alive", pgettext("worker", "alive")
         else:
             kind, word = "silent", pgettext("worker", "silent")
@@ -96,7 +93,7 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("heartbeat"))
     def heartbeat(self, obj: Worker) -> str:
-        return ago(obj.heartbeat_at, _now(obj))
+        return ago(obj.heartbeat_at, now(obj))
 
     @admin.display(description=gettext_lazy("up for"))
     def up(self, obj: Worker) -> str:
@@ -122,7 +119,3 @@ class WorkerAdmin(ReadOnlyAdmin):
 def joined(values: Any) -> str:
     """Return a list of names as one string."""
     return ", ".join(map(str, values)) if isinstance(values, list) and values else EMPTY
-
-
-def _now(obj: Worker) -> datetime:
-    return clock.now(obj._state.db or jobs_alias())
