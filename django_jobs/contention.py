@@ -22,6 +22,8 @@ R = TypeVar("R")
 # PostgreSQL: serialization failure, deadlock. MySQL, MariaDB: deadlock, lock wait timeout, record changed since read.
 _SQLSTATES = {"40001", "40P01"}
 _ERRNOS = {1213, 1205, 1020}
+# SQLITE_BUSY, SQLITE_LOCKED.
+_BUSY_CODES = {5, 6}
 # PostgreSQL: connection exceptions, sessions ended by a shutdown or an operator, timeouts of idle sessions.
 _LOSS_SQLSTATES = ("08", "57P", "25P03", "25P04")
 # MySQL, MariaDB: shutdown, killed connection, disconnected for inactivity; besides the client's (2000 to 2999).
@@ -51,9 +53,8 @@ def is_contention(error: BaseException) -> bool:
     if _sqlstate(cause) in _SQLSTATES:
         return True
     if isinstance(cause, sqlite3.OperationalError):
-        # The extended codes of SQLITE_BUSY (5) and SQLITE_LOCKED (6) carry them in their low byte.
-        return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF in (5, 6)
-    return bool(cause.args) and isinstance(cause.args[0], int) and cause.args[0] in _ERRNOS
+        return _sqlite_code(cause) in _BUSY_CODES
+    return _errno(cause) in _ERRNOS
 
 
 def is_connection_loss(error: BaseException, using: str) -> bool:
@@ -79,6 +80,16 @@ def _sqlstate(cause: BaseException | None) -> str:
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
 
 
+def _errno(cause: BaseException) -> int | None:
+    """Return the number of an error that a driver of MySQL or MariaDB tells, None if it is another driver's."""
+    return cause.args[0] if cause.args and isinstance(cause.args[0], int) else None
+
+
+def _sqlite_code(cause: BaseException) -> int:
+    """Return the primary code of an error of SQLite, which extended codes carry in their low byte; 0 if it has none."""
+    return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
 def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
     if cause is None:
         return False
@@ -86,9 +97,8 @@ def _tells_loss(cause: BaseException | None, vendor: str) -> bool:
         # An error without a state comes from the client: the server was not reached, or fell silent.
         state = _sqlstate(cause)
         return not state or state.startswith(_LOSS_SQLSTATES)
-    if vendor == "mysql" and cause.args and isinstance(cause.args[0], int):
-        return 2000 <= cause.args[0] < 3000 or cause.args[0] in _LOSS_ERRNOS
-    return False
+    number = _errno(cause)
+    return vendor == "mysql" and number is not None and (2000 <= number < 3000 or number in _LOSS_ERRNOS)
 
 
 def is_unable_to_write(error: BaseException) -> bool:
@@ -98,10 +108,10 @@ def is_unable_to_write(error: BaseException) -> bool:
     """
     cause = error.__cause__ or error
     if isinstance(cause, sqlite3.Error):
-        return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF in _UNABLE_CODES
+        return _sqlite_code(cause) in _UNABLE_CODES
     if _sqlstate(cause).startswith(_UNABLE_SQLSTATES):
         return True
-    return bool(cause.args) and isinstance(cause.args[0], int) and cause.args[0] in _UNABLE_ERRNOS
+    return _errno(cause) in _UNABLE_ERRNOS
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -109,9 +119,9 @@ def is_refusal(error: BaseException) -> bool:
     cause = error.__cause__ or error
     if isinstance(cause, sqlite3.Error):
         # SQLITE_NOTADB: the file is not a database.
-        return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF == 26
-    if cause.args and isinstance(cause.args[0], int):
-        return cause.args[0] in _REFUSED_ERRNOS
+        return _sqlite_code(cause) == 26
+    if (number := _errno(cause)) is not None:
+        return number in _REFUSED_ERRNOS
     return isinstance(error, OperationalError) and _REFUSED_WORDS.search(str(cause)) is not None
 
 
