@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import IntegerField, Value
@@ -16,14 +16,22 @@ from django_jobs.models import JobState, QueueState
 LIMIT = 10_000
 
 
-def paused(using: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return paused_jobs() and paused_queues(), read in one statement."""
+class Paused(NamedTuple):
+    """What must not start now."""
+
+    # Names whose ticks are skipped as well; all names of each such job, so that a pause survives a rename.
+    jobs: frozenset[str]
+    queues: frozenset[str]
+
+
+def paused(using: str) -> Paused:
+    """Return what is paused, by one statement."""
     found: tuple[list[str], list[str]] = ([], [])
     with connections[using].cursor() as cursor:
         cursor.execute(*_statement(using))
         for is_job, name in cursor.fetchall():
             found[is_job].append(name)
-    return _with_other_names(found[1]), frozenset(found[0])
+    return Paused(_with_other_names(found[1]), frozenset(found[0]))
 
 
 @lru_cache(maxsize=8)
@@ -33,21 +41,6 @@ def _statement(using: str) -> tuple[str, tuple[Any, ...]]:
     queues = QueueState.objects.using(using).filter(paused_at__isnull=False).values_list(_is_job(0), "queue")
     statement, parameters = jobs.union(queues, all=True)[:LIMIT].query.get_compiler(using).as_sql()
     return statement, tuple(parameters)
-
-
-def paused_jobs(using: str) -> frozenset[str]:
-    """Return the names whose rows must not start and whose ticks are skipped, with all names of each such job.
-
-    A pause survives a rename: it holds for the job that now has the paused name as an alias.
-    """
-    states = JobState.objects.using(using).filter(paused_at__isnull=False)
-    return _with_other_names(states.values_list("job_name", flat=True)[:LIMIT])
-
-
-def paused_queues(using: str) -> frozenset[str]:
-    """Return the queues from which nothing is claimed."""
-    states = QueueState.objects.using(using).filter(paused_at__isnull=False)
-    return frozenset(states.values_list("queue", flat=True)[:LIMIT])
 
 
 def _with_other_names(paused: Iterable[str]) -> frozenset[str]:

@@ -36,9 +36,10 @@ def run_now(queue: str, ids: Sequence[UUID], *, using: str) -> None:
 
     Nothing that a handler raises escapes, except a KeyboardInterrupt, once its row is written.
     """
-    if queue in pauses.paused_queues(using):
+    paused_jobs, paused_queues = pauses.paused(using)
+    if queue in paused_queues:
         return
-    names = registry.names() - pauses.paused_jobs(using)
+    names = registry.names() - paused_jobs
     with _registered(using) as liveness:
         for pk in ids:
             for row in _claim(pk, queue, names, liveness):

@@ -129,7 +129,7 @@ class Scheduler:
         due = due_ticks(job, cron, cursor, now)
         if due is None:
             return cron.next_after(cursor)
-        if job.name in pauses.paused_jobs(self._using):
+        if job.name in pauses.paused(self._using).jobs:
             done = self._skip(job, cursor, due.newest, Skip.PAUSED, len(due.fire) + due.missed)
         elif not due.fire:
             done = self._skip(job, cursor, due.newest, Skip.MISFIRE, due.missed)

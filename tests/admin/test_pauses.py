@@ -69,7 +69,7 @@ def test_a_paused_job_says_since_when_and_by_whom_and_can_be_resumed(admin: Admi
     assert "Pause shop.count" not in buttons(admin)
 
     assert said(press(admin, "resume", "shop.count")) == "1 resumed: shop.count."
-    assert pauses.paused_jobs("default") == frozenset()
+    assert pauses.paused("default").jobs == frozenset()
     assert "Pause shop.count" in buttons(admin)
     assert [message for *_, message in history()] == ["Paused.", "Resumed."]
 
@@ -80,7 +80,7 @@ def test_selected_jobs_are_paused_together_with_counts_in_the_message(admin: Adm
     response = press(admin, "pause", "shop.count", "shop.mail", "shop.count")
 
     assert said(response) == "1 paused: shop.count; 1 was already paused: shop.mail."
-    assert pauses.paused_jobs("default") == {"shop.count", "shop.mail"}
+    assert pauses.paused("default").jobs == {"shop.count", "shop.mail"}
     assert [name for _, name, _ in history()] == ["shop.count"]
 
 
@@ -121,7 +121,7 @@ def test_a_job_that_was_renamed_while_paused_is_shown_and_resumed(admin: Admin) 
 
     assert "shop.tally paused since" in read(admin.get(JOBS)).words
     press(admin, "resume", "shop.tally")
-    assert pauses.paused_jobs("default") == frozenset()
+    assert pauses.paused("default").jobs == frozenset()
 
 
 def test_queues_are_listed_with_what_waits_in_them(admin: Admin, settings: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_queue_is_paused_and_resumed_by_its_button(admin: Admin) -> None:
     assert "Resume the queue mail" in buttons(admin)
     assert "1 was already paused: queue mail." in read(press_queue(admin, "pause", "mail", follow=True)).words
     assert said(press_queue(admin, "resume", "mail")) == "1 resumed: queue mail."
-    assert pauses.paused_queues("default") == frozenset()
+    assert pauses.paused("default").queues == frozenset()
     assert history() == [("queuestate", "mail", "Paused."), ("queuestate", "mail", "Resumed.")]
 
 

@@ -28,7 +28,7 @@ def test_a_pause_says_since_when_and_by_whom() -> None:
     state = JobState.objects.get()
     assert (state.job_name, state.paused_by, state.paused_by_name) == ("acc.mark", str(user.pk), "mia")
     assert before <= state.paused_at <= clock.now("default")
-    assert pauses.paused_jobs("default") == {"acc.mark"}
+    assert pauses.paused("default").jobs == {"acc.mark"}
 
 
 def test_a_resume_leaves_nothing_of_the_pause() -> None:
@@ -36,7 +36,7 @@ def test_a_resume_leaves_nothing_of_the_pause() -> None:
     assert jobs.mark.resume(by="deploy") is True
     state = JobState.objects.get()
     assert (state.paused_at, state.paused_by, state.paused_by_name) == (None, "", "")
-    assert pauses.paused_jobs("default") == frozenset()
+    assert pauses.paused("default").jobs == frozenset()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -69,10 +69,10 @@ def test_a_queue_is_paused_by_its_name_whether_or_not_anything_is_in_it() -> Non
     assert services.pause_queue("mail", by="ann") is True
     assert services.pause_queue("mail", by="ben") is False
     assert QueueState.objects.get().paused_by_name == "ann"
-    assert pauses.paused_queues("default") == {"mail"}
+    assert pauses.paused("default").queues == {"mail"}
     assert services.resume_queue("mail") is True
     assert services.resume_queue("mail") is False
-    assert pauses.paused_queues("default") == frozenset()
+    assert pauses.paused("default").queues == frozenset()
 
 
 @pytest.mark.parametrize("verb", [services.pause_job, services.resume_job])
@@ -116,10 +116,10 @@ def test_a_pause_outlives_a_rename_of_its_job_and_ends_under_the_new_name() -> N
         @job(name="acc.new_name", aliases=["acc.old_name"])
         def renamed() -> None: ...
 
-        assert pauses.paused_jobs("default") == {"acc.new_name", "acc.old_name"}
+        assert pauses.paused("default").jobs == {"acc.new_name", "acc.old_name"}
         assert renamed.pause() is False
         assert services.resume_job("acc.old_name") is True
-        assert pauses.paused_jobs("default") == frozenset()
+        assert pauses.paused("default").jobs == frozenset()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -133,7 +133,7 @@ def test_a_pause_that_is_rolled_back_never_was() -> None:
     with transaction.atomic():
         jobs.mark.pause()
         transaction.set_rollback(True)
-    assert pauses.paused_jobs("default") == frozenset()
+    assert pauses.paused("default").jobs == frozenset()
 
 
 def test_pushes_and_triggers_of_a_paused_job_are_accepted() -> None:
