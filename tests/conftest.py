@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,14 @@ def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, di
     if data is not None and data.get("sections"):
         data["sections"] = [(name, text.encode(errors="backslashreplace").decode()) for name, text in data["sections"]]
     return data
+
+
+@pytest.fixture
+def now() -> datetime:
+    """The time by the clock of the database."""
+    from django_jobs import clock
+
+    return clock.now("default")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from django.db import (
 from django_jobs import contention
 from django_jobs.contention import is_connection_loss, is_contention, retried
 from django_jobs.models import JobExecution
+from tests.cases.routers import Replica
 from tests.runtime.support import in_thread
 
 
@@ -223,16 +224,6 @@ def test_a_transaction_on_another_database_is_no_reason_to_give_up(pauses: list[
     with transaction.atomic(using="other"):
         assert verb(using="default") == "done"
     assert len(calls) == 2
-
-
-class Replica:
-    """A router that reads from another database than it writes to."""
-
-    def db_for_read(self, model: type, **hints: Any) -> str:
-        return "other"
-
-    def db_for_write(self, model: type, **hints: Any) -> str:
-        return "default"
 
 
 def by_default() -> Any:

@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 
-from django_jobs import clock, models
+from django_jobs import models
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker, jobs_alias
 from django_jobs.states import FINAL, Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.verbs import claim
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 def test_the_permissions_are_those_documented() -> None:

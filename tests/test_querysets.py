@@ -11,20 +11,15 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_jobs import clock
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.states import FINAL, LIVE, Status
+from tests.cases.routers import Replica
 from tests.factories import JobExecutionFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
 
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 @pytest.fixture
@@ -91,16 +86,6 @@ def test_deleting_is_one_statement_and_keeps_to_the_set(now: datetime) -> None:
         assert JobExecution.objects.filter(pk__in=[row.pk for row in rows[:2]]).delete_finished() == 2
     assert len(queries) == 1
     assert list(JobExecution.objects.all()) == rows[2:]
-
-
-class Replica:
-    """A router that reads from another database than it writes to."""
-
-    def db_for_read(self, model: type, **hints: Any) -> str:
-        return "other"
-
-    def db_for_write(self, model: type, **hints: Any) -> str:
-        return "default"
 
 
 @pytest.mark.django_db(databases=["default", "other"])

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_jobs import clock, retention
+from django_jobs import retention
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def now() -> Any:
-    return clock.now("default")
 
 
 def ended(now: Any, *ages: float, **fields: Any) -> list[JobExecution]:

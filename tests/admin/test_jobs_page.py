@@ -23,6 +23,7 @@ from django_jobs.reading import figures as counting
 from django_jobs.reading.figures import UNKNOWN
 from django_jobs.states import Status
 from tests.admin.support import LIST, Admin, page, read, said
+from tests.cases.routers import Elsewhere
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
 
 # Rendering pages takes its time; the loop of work has the list and its actions.
@@ -383,18 +384,9 @@ def test_there_are_no_pages_of_single_job_states(admin: Admin) -> None:
         assert admin.get(f"{JOBS}{rest}").status_code == 404
 
 
-class ToOther:
-    """The tables of the jobs live in the second database."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str | None:
-        return "other" if model._meta.app_label == "django_jobs" else None
-
-    db_for_write = db_for_read
-
-
 @pytest.mark.django_db(databases=["default", "other"])
 def test_the_page_follows_the_router(admin: Admin, settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [ToOther()]
+    settings.DATABASE_ROUTERS = [Elsewhere()]
     row = JobExecutionFactory(job_name="shop.count", failed=True)
     JobStateFactory(job_name="shop.count", paused=True)
     assert row._state.db == "other"

@@ -7,16 +7,8 @@ from django.contrib.admin.models import LogEntry
 
 from django_jobs.models import JobExecution
 from tests.admin.support import Admin, ids_shown, page, read, said
+from tests.cases.routers import Elsewhere
 from tests.factories import JobExecutionFactory
-
-
-class ToOther:
-    """Executions and workers live in the second database."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str | None:
-        return "other" if model._meta.app_label == "django_jobs" else None
-
-    db_for_write = db_for_read
 
 
 class FromReplica:
@@ -31,7 +23,7 @@ class FromReplica:
 
 @pytest.mark.django_db(databases=["default", "other"])
 def test_the_pages_follow_the_router(admin: Admin, settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [ToOther()]
+    settings.DATABASE_ROUTERS = [Elsewhere()]
     row = JobExecutionFactory(failed=True)
     assert row._state.db == "other"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_jobs import Keep, clock, retention
+from django_jobs import Keep, retention
 from django_jobs.execution import keeping as module
 from django_jobs.execution.keeping import Keeping
 from django_jobs.execution.run import Run
@@ -18,11 +18,6 @@ from tests.execution.runs import run_of
 from tests.factories import JobExecutionFactory
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 @pytest.fixture

@@ -35,11 +35,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
-
-
-@pytest.fixture
 def limited() -> Iterator[Job[...]]:
     """A job of which three may run at once, and which had another name."""
     with registry.isolated():

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from django_jobs import clock
 from django_jobs.runtime import heads as module
 from django_jobs.runtime.heads import heads
 from tests.factories import JobExecutionFactory
@@ -15,11 +14,6 @@ from tests.factories import JobExecutionFactory
 pytestmark = pytest.mark.django_db
 
 NAMES = ["acc.mark"]
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 def test_they_come_best_first_over_all_queues(now: datetime) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, OperationalError
 
-from django_jobs import clock, transitions
+from django_jobs import transitions
 from django_jobs.models import JobExecution, Worker
 from django_jobs.runtime.rescue import Rescue
 from django_jobs.signals import job_cancelled, job_failed, job_finished
@@ -19,11 +19,6 @@ from tests.support import assert_consistent
 
 pytestmark = pytest.mark.django_db
 INTERVAL = 10.0
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 class Looks:

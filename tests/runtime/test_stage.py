@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError
 
-from django_jobs import clock, pauses, registry, transitions
+from django_jobs import pauses, registry, transitions
 from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.querysets import key_digest
 from django_jobs.runtime import portions, stage
@@ -19,11 +19,6 @@ from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFact
 from tests.runtime.support import at_once, held, hinted, in_thread, rests, statuses
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 def make_due(now: datetime, count: int = 1, **fields: Any) -> list[JobExecution]:

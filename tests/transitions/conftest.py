@@ -6,14 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from django_jobs import clock
 from django_jobs.models import Worker
 from tests.factories import WorkerFactory
-
-
-@pytest.fixture
-def now() -> datetime:
-    return clock.now("default")
 
 
 @pytest.fixture
