@@ -153,6 +153,11 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
             # It was queued again after the page was shown; this also rolls back the log entry of the deletion.
             raise PermissionDenied
 
+    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
+        super().response_delete(request, obj_display, obj_id)
+        # Django leads whoever may not change rows, so everybody, to the admin's index.
+        return HttpResponseRedirect(self._with_filters(request, self.list_url()))
+
     @admin.action(permissions=["cancel"], description=_("Cancel selected executions"))
     def cancel_selected(self, request: HttpRequest, queryset: ExecutionQuerySet) -> None:
         bulk.run(self, request, queryset, bulk.CANCEL)

@@ -134,7 +134,10 @@ class JobsAdmin(ReadOnlyAdmin):
         if not self.has_purge_permission(request):
             raise PermissionDenied
         if request.method == "POST":
-            purging.apply(self, request, set(request.POST.getlist("job")))
+            if chosen := set(request.POST.getlist("job")):
+                purging.apply(self, request, chosen)
+            else:
+                self.message_user(request, _("Choose at least one name."), messages.WARNING)
             return HttpResponseRedirect(request.path)
         request.current_app = self.admin_site.name
         context = {

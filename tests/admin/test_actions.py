@@ -281,6 +281,13 @@ def test_one_finished_row_can_be_deleted_and_a_live_one_cannot(admin: Admin, fai
     assert entries(failed) == [(DELETION, "mia", "")]
 
 
+def test_a_deletion_leads_back_to_the_list_as_it_was_filtered(admin: Admin, failed: JobExecution) -> None:
+    response = admin.client.post(f"{page(failed, 'delete')}?_changelist_filters=status%3Derror", {"post": "yes"})
+
+    assert response.url == f"{LIST}?status=error"
+    assert "was deleted successfully" in said(response)
+
+
 def test_a_row_that_is_queued_again_while_it_is_deleted_stays(admin: Admin, monkeypatch: Any) -> None:
     live = JobExecutionFactory()
     monkeypatch.setattr(ExecutionAdmin, "has_delete_permission", lambda *args: True)

@@ -40,6 +40,10 @@ def test_the_page_lists_what_is_left_and_deletes_what_is_chosen(admin: Admin) ->
     assert (entry.action_flag, entry.object_id, entry.get_change_message()) == (DELETION, "old.gone", "Purged.")
 
 
+def test_to_choose_nothing_is_answered_with_what_to_do(admin: Admin) -> None:
+    assert said(admin.client.post(PURGE)) == "Choose at least one name."
+
+
 def test_a_name_that_is_known_by_now_is_left_alone(admin: Admin) -> None:
     JobExecutionFactory(job_name="new.one", ok=True)
     WorkerFactory(names=["new.one"])
