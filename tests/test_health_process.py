@@ -28,7 +28,7 @@ from tests.acc import jobs
 from tests.factories import WorkerFactory
 from tests.forwarder import forwarded_database
 from tests.runtime.support import in_thread
-from tests.support import Ledger, Runjobs, free_port, manage, wait_for
+from tests.support import ROOT, Ledger, Runjobs, free_port, manage, wait_for
 from tests.test_runjobs import unreachable
 
 Start = Callable[..., Runjobs]
@@ -109,9 +109,21 @@ def test_an_outage_of_the_database_makes_it_unready_and_leaves_it_alive(runjobs:
 @pytest.mark.subprocess
 @pytest.mark.slow
 def test_a_supervisor_answers_for_its_children(runjobs: Start, tmp_path: Path) -> None:
+    """Fault: where nothing can be written but that one file, it did not start, or its children "had not reported"."""
     port, beat = free_port(), tmp_path / "beat"
+    (tmp_path / "written_nowhere.py").write_text(
+        f"import tempfile\nfrom tests.settings import *\ntempfile.tempdir = {str(tmp_path / 'missing')!r}\n"
+    )
     process = runjobs(
-        "--processes", "2", "--health-port", str(port), "--heartbeat-file", str(beat), jobs={"DRAIN_TIMEOUT": 5}
+        "--processes",
+        "2",
+        "--health-port",
+        str(port),
+        "--heartbeat-file",
+        str(beat),
+        jobs={"DRAIN_TIMEOUT": 5},
+        DJANGO_SETTINGS_MODULE="written_nowhere",
+        PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}",
     ).wait_ready(60, workers=3)
     becomes(port, "/readyz", 200, "ok")
     assert ask(port, "/healthz") == (200, "ok", [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from django_jobs.runtime.options import Options
 
@@ -19,16 +18,13 @@ class Child:
 
     number: int
     roles: tuple[str, ...]
-    # The file in which it reports its health, if anybody asks for that.
-    report: Path | None = None
 
     def __str__(self) -> str:
         return f"process {self.number} ({', '.join(self.roles)})"
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which the same command line becomes this child."""
-        place = {"number": self.number, "roles": self.roles, "report": self.report and str(self.report)}
-        return {**os.environ, ENVIRONMENT: json.dumps(place)}
+        return {**os.environ, ENVIRONMENT: json.dumps({"number": self.number, "roles": self.roles})}
 
     def narrow(self, options: Options) -> Options:
         """Return the child's share of the supervisor's options, with its limits lowered a little at random."""
@@ -49,5 +45,4 @@ class Child:
         if text is None:
             return None
         place = json.loads(text)
-        report = place["report"] and Path(place["report"])
-        return cls(number=place["number"], roles=tuple(place["roles"]), report=report)
+        return cls(number=place["number"], roles=tuple(place["roles"]))

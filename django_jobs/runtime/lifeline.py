@@ -1,4 +1,7 @@
-"""The line between a supervisor and a child: each notices when the other is gone, the supervisor also when it hangs."""
+"""The line between a supervisor and a child: each notices when the other is gone, the supervisor also when it hangs.
+
+It carries the reports of the child's health as well, which so need neither a file nor a port.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ EVERY = 1.0
 # The most seconds between two looks that count as silence: while the machine sleeps, or the supervisor is frozen
 # together with its children, nobody listens.
 MOST_AT_ONCE = 1.0
+# Bytes that are read at a time.
+AT_ONCE = 65536
 # Seconds that a process has for its first sign of life, in which it imports the project, beyond those of any other.
 START = 300.0
 
@@ -29,6 +34,10 @@ class Lifeline:
         self._own.settimeout(0.0)
         self._listened_at = time.monotonic()
         self._silence = -START
+        # The beginning of a report whose end has not come yet.
+        self._begun = b""
+        # The last report that came; empty before the first one.
+        self.report = b""
 
     @property
     def child_end(self) -> int:
@@ -40,7 +49,7 @@ class Lifeline:
 
         Before the first sign of life it is below 0 for START seconds.
         """
-        if self._hears():
+        if self.hear():
             self._silence = 0.0
         else:
             self._silence += min(now - self._listened_at, MOST_AT_ONCE)
@@ -52,18 +61,24 @@ class Lifeline:
         self._own.close()
         self._child_end.close()
 
-    def _hears(self) -> bool:
+    def hear(self) -> bool:
+        """Take note of what has come; return whether anything has."""
+        heard = b""
         # Never the end of the line, as the child's end stays open here: a process that ends is noticed elsewhere.
         with contextlib.suppress(BlockingIOError):
-            return bool(self._own.recv(4096))
-        return False
+            while part := self._own.recv(AT_ONCE):
+                heard += part
+        *reports, self._begun = (self._begun + heard).split(b"\n")
+        self.report = next(filter(None, reversed(reports)), self.report)
+        return bool(heard)
 
 
-def hold_lifeline(when_supervisor_is_gone: Callable[[], None]) -> None:
+def hold_lifeline(report: Callable[[], bytes], when_supervisor_is_gone: Callable[[], None]) -> None:
     """Send signs of life from a thread, and call `when_supervisor_is_gone` once when it has died in whatever way.
 
-    The thread shows only that this process is not stopped and that its threads get to run: its loops are judged by its
-    beats. Standard input becomes /dev/null, so that neither handlers nor the processes they start touch the line.
+    Each sign is what `report` returns, at once: a line of its own, or nothing. It shows only that this process is not
+    stopped and that its threads get to run: its loops are judged by its beats. Standard input becomes /dev/null, so
+    that neither handlers nor the processes they start touch the line.
     """
     line = socket.socket(fileno=os.dup(STANDARD_INPUT))
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -72,12 +87,14 @@ def hold_lifeline(when_supervisor_is_gone: Callable[[], None]) -> None:
     line.settimeout(EVERY)
 
     def turn() -> None:
+        unsent = b""
         # The supervisor's end is closed, or reset if there were unread signs.
         with line, contextlib.suppress(ConnectionError):
             while True:
-                # A frozen supervisor reads nothing, so the line may be full.
+                unsent = unsent or report() + b"\n"
+                # A frozen supervisor reads nothing, so the line may be full, and take a part only.
                 with contextlib.suppress(TimeoutError):
-                    line.send(b".")
+                    unsent = unsent[line.send(unsent) :]
                 with contextlib.suppress(TimeoutError):
                     if not line.recv(1):
                         break

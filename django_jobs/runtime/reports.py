@@ -1,4 +1,4 @@
-"""How the children of `--processes` report their health to the supervisor: a file each, written every few seconds."""
+"""How the children of `--processes` report their health to the supervisor: by the line that shows that they live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 
 from django_jobs.loop import Loop
 from django_jobs.runtime.health import Answer, Probes
@@ -20,34 +19,33 @@ WORSE = ("ok", "degraded", "draining", "starting", "failing")
 
 
 @contextlib.contextmanager
-def reported(probes: Probes, path: Path | None) -> Iterator[None]:
-    """Write the answers of the probes into the file while the block runs; with None do nothing."""
-    if path is None:
-        yield
-        return
+def reported(probes: Probes) -> Iterator[Callable[[], bytes]]:
+    """Ask the probes every few seconds while the block runs, which gets a function that returns the last report.
+
+    It returns at once, and nothing before the first report.
+    """
+    report = b""
 
     def tick(now: datetime | None = None) -> float:
+        nonlocal report
         # All processes of a machine share its monotonic clock.
-        report = {"at": time.monotonic(), "alive": asdict(probes.alive()), "ready": asdict(probes.ready())}
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(report))
-        draft.replace(path)
+        answers = {"at": time.monotonic(), "alive": asdict(probes.alive()), "ready": asdict(probes.ready())}
+        report = json.dumps(answers).encode()
         return EVERY
 
     loop = Loop(tick, name="report")
     loop.start()
     try:
-        yield
+        yield lambda: report
     finally:
         loop.stop()
 
 
-def read(path: Path) -> tuple[Answer, Answer] | None:
-    """Return the last answers of a child, whether it is alive and whether it is ready; None before the first ones."""
-    try:
-        report = json.loads(path.read_text())
-    except FileNotFoundError:
+def read(line: bytes) -> tuple[Answer, Answer] | None:
+    """Return what a child has reported, whether it is alive and whether it is ready; None if it has not yet."""
+    if not line:
         return None
+    report = json.loads(line)
     age = time.monotonic() - report["at"]
     if age > STALE_AFTER:
         silent = Answer(status="failing", problems=[f"it has not reported for {age:.0f} s"])
@@ -58,9 +56,9 @@ def read(path: Path) -> tuple[Answer, Answer] | None:
 class Reports:
     """Answers for a supervisor, from what its children report; a child without a process is being replaced."""
 
-    def __init__(self, places: Callable[[], Mapping[str, Path | None]]) -> None:
-        """Take a function that returns each child's name with the file of its report, None while it has no process."""
-        self._places = places
+    def __init__(self, reports: Callable[[], Mapping[str, bytes | None]]) -> None:
+        """Take a function that returns each child's name with its last report, None while it has no process."""
+        self._reports = reports
         self._is_draining = False
 
     def drain(self) -> None:
@@ -69,20 +67,20 @@ class Reports:
 
     def alive(self) -> Answer:
         """See Probes.alive()."""
-        reports = {name: read(path) for name, path in self._places().items() if path is not None}
+        reports = {name: read(line) for name, line in self._reports().items() if line is not None}
         return _all_of({name: answers[0] for name, answers in reports.items() if answers is not None})
 
     def ready(self) -> Answer:
         """See Probes.ready()."""
         if self._is_draining:
             return Answer(status="draining", problems=["it is stopping and takes nothing new"])
-        return _all_of({name: _readiness(path) for name, path in self._places().items()})
+        return _all_of({name: _readiness(line) for name, line in self._reports().items()})
 
 
-def _readiness(path: Path | None) -> Answer:
-    if path is None:
+def _readiness(line: bytes | None) -> Answer:
+    if line is None:
         return Answer(status="failing", problems=["it ended and will be replaced soon"])
-    answers = read(path)
+    answers = read(line)
     return Answer(status="starting", problems=["it has not reported yet"]) if answers is None else answers[1]
 
 

@@ -98,9 +98,9 @@ class Runner:
         """
         started = time.monotonic()
         with self._requests.signals(), contextlib.ExitStack() as stack:
-            if self._child is not None:
-                hold_lifeline(self._on_orphaned)
             try:
+                if self._child is not None:
+                    hold_lifeline(stack.enter_context(reported(self._health)), self._on_orphaned)
                 self._requests.let_in()
                 self._tell_of_health(stack)
                 parts = self._prepare()
@@ -118,8 +118,6 @@ class Runner:
     def _tell_of_health(self, stack: contextlib.ExitStack) -> None:
         stack.enter_context(health_port(self._health, self._options.health_port))
         stack.enter_context(heartbeat_file(self._health, self._options.heartbeat_file))
-        if self._child is not None:
-            stack.enter_context(reported(self._health, self._child.report))
 
     def _prepare(self) -> Parts:
         """Find the database and make the parts; a signal may end this at any point."""

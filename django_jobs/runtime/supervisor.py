@@ -11,9 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from django.db import Error, connections
 
@@ -69,14 +66,15 @@ class Supervisor:
         self._command = [*command] or [sys.executable, *sys.orig_argv[1:]]
         self._members = [Member(child) for child in children_of(options)]
         self._requests = StopRequests(insisted=self._kill)
-        self._reports = Reports(self._places_of_reports)
+        self._health = Reports(self._reports)
 
     def run(self) -> int:
         """Run until asked to stop; return the exit code. Raises DatabaseNotReady, UsageError inside a transaction."""
         started = time.monotonic()
         with self._requests.signals(), contextlib.ExitStack() as stack:
             try:
-                self._tell_of_health(stack)
+                stack.enter_context(health_port(self._health, self._options.health_port))
+                stack.enter_context(heartbeat_file(self._health, self._options.heartbeat_file))
                 self._prepare()
                 self._requests.is_starting = False
             except (StopNow, DatabaseNotReady):
@@ -97,24 +95,10 @@ class Supervisor:
         """Have run() end in order; safe from any thread."""
         self._requests.put(StopRequest(reason=reason))
 
-    def _tell_of_health(self, stack: contextlib.ExitStack) -> None:
-        port, file = self._options.health_port, self._options.heartbeat_file
-        if port is None and file is None:
-            return
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="runjobs-")))
-        for member in self._members:
-            member.child = replace(member.child, report=folder / str(member.child.number))
-        stack.enter_context(health_port(self._reports, port))
-        stack.enter_context(heartbeat_file(self._reports, file))
-
-    def _places_of_reports(self) -> dict[str, Path | None]:
-        # Called from other threads: only the supervising one polls a process.
-        return {
-            str(member.child): member.child.report
-            if member.process is not None and member.process.returncode is None
-            else None
-            for member in self._members
-        }
+    def _reports(self) -> dict[str, bytes | None]:
+        # Called from other threads: only the supervising one listens.
+        lines = [(member.child, member.line) for member in self._members]
+        return {str(child): None if line is None else line.report for child, line in lines}
 
     def _prepare(self) -> None:
         """Find the database before any child looks for it, and say once what the children will do."""
@@ -197,9 +181,6 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         member.started_at, member.refusal = time.monotonic(), None
-        if member.child.report is not None:
-            # The report of the previous process.
-            member.child.report.unlink(missing_ok=True)
         try:
             member.line = Lifeline()
             with without_interrupts():
@@ -217,20 +198,27 @@ class Supervisor:
         if isinstance(request, int):
             return request
         logger.info("stopping: %s", request.reason)
-        self._reports.drain()
+        self._health.drain()
         # The exit code of a child that had ended before does not count.
-        running = [member for member in self._members if member.is_alive]
+        left = running = [member for member in self._members if self._goes_on(member)]
         for member in running:
             self._signal(member, signal.SIGTERM)
         deadline = time.monotonic() + get_settings().drain_timeout + AFTER_DRAIN + LINGER
-        while any(member.is_alive for member in running) and time.monotonic() < deadline:
+        while (left := [member for member in left if self._goes_on(member)]) and time.monotonic() < deadline:
             time.sleep(0.02)
-        for member in running:
-            if member.is_alive:
-                logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
-                self._signal(member, signal.SIGKILL)
+        for member in left:
+            logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
+            self._signal(member, signal.SIGKILL)
         codes = {member.process.wait() for member in running if member.process is not None}
         return DONE if codes <= ORDERLY else FAILED
+
+    def _goes_on(self, member: Member) -> bool:
+        """Whether the process has not ended yet; hears its reports, which probes ask for until it has."""
+        if not member.is_alive:
+            member.hang_up()
+        elif member.line is not None:
+            member.line.hear()
+        return member.is_alive
 
     def _signal(self, member: Member, number: int) -> None:
         if member.process is not None:

@@ -316,30 +316,26 @@ class TestFile:
 
 
 class TestReports:
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        return tmp_path / "1"
-
     @staticmethod
-    def of(**paths: Path | None) -> Reports:
-        return Reports(lambda: paths)
+    def of(**lines: bytes | None) -> Reports:
+        return Reports(lambda: lines)
 
-    def test_a_supervisor_is_as_well_as_its_children(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_supervisor_is_as_well_as_its_children(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "EVERY", 0.02)
-        said, answers = Said(), self.of(one=path)
-        assert answers.alive() == Answer(status="ok", problems=[])
-        assert answers.ready() == Answer(status="starting", problems=["one: it has not reported yet"])
-        with reported(said, path):
+        said, silent = Said(), self.of(one=b"")
+        assert silent.alive() == Answer(status="ok", problems=[])
+        assert silent.ready() == Answer(status="starting", problems=["one: it has not reported yet"])
+        with reported(said) as report:
+            answers = Reports(lambda: {"one": report()})
             wait_for(lambda: answers.ready().status == "degraded", 5, "it reported")
             assert answers.alive() == Answer(status="ok", problems=[])
             said.answer = Answer(status="failing", problems=["the stage thread is dead"])
             wait_for(lambda: not answers.alive().is_good, 5, "it reported again")
             assert answers.alive().problems == ["one: the stage thread is dead"]
 
-    def test_a_child_that_says_nothing_any_more_is_not_alive(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with reported(Said(), path):
-            wait_for(path.exists, 5, "it reported")
-        answers = self.of(one=path, two=None)
+    def test_a_child_that_says_nothing_any_more_is_not_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with reported(Said()) as report:
+            answers = self.of(one=wait_for(report, 5, "it reported"), two=None)
         assert answers.alive().is_good
         monkeypatch.setattr(reports, "STALE_AFTER", 0.0)
         assert answers.alive().problems == ["one: it has not reported for 0 s"]

@@ -14,7 +14,7 @@ from django_jobs.runtime import lifeline as module
 from django_jobs.runtime.lifeline import MOST_AT_ONCE, START, Lifeline, hold_lifeline
 from tests.support import wait_for
 
-Hold = Callable[[], threading.Event]
+Hold = Callable[..., threading.Event]
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
     monkeypatch.setattr(module, "EVERY", 0.05)
     gone = threading.Event()
 
-    def start() -> threading.Event:
+    def start(report: bytes = b"") -> threading.Event:
         os.dup2(line.child_end, place)
-        hold_lifeline(gone.set)
+        hold_lifeline(lambda: report, gone.set)
         return gone
 
     yield start
@@ -44,7 +44,7 @@ def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
 
 
 def show_life(line: Lifeline) -> None:
-    os.write(line.child_end, b".")
+    os.write(line.child_end, b"\n")
 
 
 def test_silence_is_counted_from_the_last_sign(line: Lifeline) -> None:
@@ -79,7 +79,7 @@ def test_a_start_may_take_long_but_not_for_ever(line: Lifeline) -> None:
 def test_a_child_shows_life_again_and_again(line: Lifeline, hold: Hold) -> None:
     gone = hold()
     for _ in range(3):
-        wait_for(line._hears, 5, "a sign comes")
+        wait_for(line.hear, 5, "a sign comes")
     assert not gone.is_set()
 
 
@@ -90,10 +90,25 @@ def test_a_child_of_which_nobody_takes_note_goes_on(line: Lifeline, hold: Hold) 
             show_life(line)
     gone = hold()
     assert not gone.wait(0.3)
-    while line._hears():
+    while line.hear():
         pass
-    wait_for(line._hears, 5, "signs come again")
+    wait_for(line.hear, 5, "signs come again")
     assert not gone.is_set()
+
+
+def test_the_last_report_that_came_whole_is_kept(line: Lifeline) -> None:
+    assert line.report == b""
+    for part, last in ((b"\nfi", b""), (b"rst\nsec", b"first"), (b"ond\nthird\n\n", b"third"), (b"\n", b"third")):
+        os.write(line.child_end, part)
+        assert line.hear()
+        assert line.report == last
+
+
+def test_a_report_that_the_line_takes_only_in_parts_comes_whole(line: Lifeline, hold: Hold) -> None:
+    long = b"far more than a socket holds" * 100_000
+    hold(long)
+    wait_for(lambda: line.hear() and line.report, 10, "it comes")
+    assert line.report == long
 
 
 @pytest.mark.parametrize("are_signs_left", [True, False])

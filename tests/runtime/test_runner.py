@@ -604,7 +604,7 @@ class TestRun:
     def test_a_child_asks_its_supervisor_to_replace_it(
         self, options: dict[str, int], monkeypatch: Any, ledger: Ledger
     ) -> None:
-        monkeypatch.setattr(module, "hold_lifeline", lambda call: None)
+        monkeypatch.setattr(module, "hold_lifeline", lambda report, call: None)
         runner = Runner(Options.of(**options), child=Child(number=1, roles=("worker",)))
         jobs.mark.push()
         if not options:

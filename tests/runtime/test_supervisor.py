@@ -106,6 +106,8 @@ class TestSupervisor:
         # Each pause is at least so long; starting takes its time as well.
         for gap, pause in zip(gaps, [0.1, 0.2, 0.4, 0.4], strict=False):
             assert gap >= pause
+        # Or the last one might count as one that was told to end.
+        wait_for(lambda: process.supervisor._members[0].failures >= 5, 10, "the fifth end was seen")
         assert process.stop() == DONE
         told = [record.getMessage() for record in caplog.records if "ended with exit code 1" in record.getMessage()]
         assert len(told) == 1
@@ -157,7 +159,7 @@ class TestSupervisor:
         process = fleet(UNTIL_TOLD, processes=3)
         process.has_started(3)
         assert process.stop() == DONE
-        assert process.supervisor._reports.ready().status == "draining"
+        assert process.supervisor._health.ready().status == "draining"
         told = process.lines("told")
         assert len(told) == 3
         assert max(told) - min(told) < 1
@@ -221,16 +223,13 @@ class TestSupervisor:
             supervisor._look(member, now)
         assert signals == [signal.SIGKILL]
 
-    def test_the_report_of_a_child_ends_with_it(self, fleet: Start, tmp_path: Path) -> None:
-        process = fleet(UNTIL_TOLD, heartbeat_file=tmp_path / "beat")
-        process.has_started(1)
-        (member,) = process.supervisor._members
-        assert member.child.report is not None
-        assert member.process is not None
-        member.child.report.write_text("{}")
-        member.process.kill()
+    def test_the_report_of_a_child_ends_with_it(self, fleet: Start) -> None:
+        process = fleet(f"len(open(sys.argv[1]).readlines()) == 1 and os.write(0, b'well\\n')\n{UNTIL_TOLD}")
+        reports = process.supervisor._reports
+        wait_for(lambda: list(reports().values()) == [b"well"], 10, "it has reported")
+        process.supervisor._members[0].process.kill()  # type: ignore[union-attr]
         process.has_started(2)
-        assert not member.child.report.exists()
+        assert list(reports().values()) == [b""]
 
     def test_without_a_database_it_starts_nobody(self, transactional_db: None, monkeypatch: Any) -> None:
         monkeypatch.setattr(module, "check_tables", Mock(side_effect=OperationalError("no such table")))
@@ -243,6 +242,33 @@ class TestSupervisor:
         process = fleet(UNTIL_TOLD)
         process.has_started(1)
         assert process.said[0] == "None"
+
+    def test_a_child_that_takes_long_to_end_is_heard_until_then(
+        self, fleet: Start, monkeypatch: Any, settings: Any
+    ) -> None:
+        monkeypatch.setattr("django_jobs.runtime.reports.STALE_AFTER", 0.5)
+        settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 30}
+        process = fleet(
+            """
+            signal.signal(signal.SIGTERM, lambda *args: note("told"))
+            well = {"status": "ok", "problems": []}
+            while number == 1 or not open(sys.argv[1]).read().count("told"):
+                os.write(0, json.dumps({"at": time.monotonic(), "alive": well, "ready": well}).encode() + b"\\n")
+                time.sleep(0.05)
+            """,
+            processes=2,
+        )
+        health, (going, _gone) = process.supervisor._health, process.supervisor._members
+        wait_for(lambda: health.ready().is_good, 10, "both have reported")
+        process.supervisor.stop()
+        wait_for(lambda: process.lines("told"), 10, "they are told")
+        told = time.monotonic()
+        while time.monotonic() - told < 1:
+            assert health.alive().is_good, health.alive()
+            time.sleep(0.02)
+        going.process.kill()  # type: ignore[union-attr]
+        process.thread.join(10)
+        assert process.codes == [FAILED]
 
     def test_told_to_end_while_it_starts_them_it_starts_no_more(self, fleet: Start, monkeypatch: Any) -> None:
         started = Supervisor._start
