@@ -405,6 +405,26 @@ def test_the_demo_serves_and_works_until_a_signal_ends_both(
     assert "Traceback" not in output.read_text().partition("failed shop.resize_image")[0]
 
 
+@pytest.mark.slow
+def test_a_second_signal_ends_the_demo_without_waiting_for_what_runs(
+    demo: tuple[subprocess.Popen[bytes], int, Path], tmp_path: Path
+) -> None:
+    process, _port, output = demo
+    shop = Shop(tmp_path)
+    status = 'answer = JobExecution.objects.get(job_name="shop.stock_take").status'
+    wait_for(lambda: "admin, password: admin" in output.read_text(), 60, "the welcome is written")
+    shop.manage("jobs", "push", "shop.stock_take")
+    wait_for(lambda: shop.ask(status) == "running", 30, "the stock take runs")
+
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: "waiting up to" in output.read_text(), 30, "it waits for the stock take")
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(60) == 0, output.read_text()
+    # Nobody waited until it could be ended.
+    assert shop.ask(status) == "running"
+
+
 def page_answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -30,7 +30,7 @@ WELCOME = """
   5. The admin's page of jobs shows the cron jobs, and runs them now.
   6. The receipts are files in {mail}.
 
-  Ctrl-C ends both processes.
+  Ctrl-C ends both processes. If a job is running, it gets 20 s to finish; another Ctrl-C ends it at once.
 """
 
 
@@ -80,8 +80,7 @@ class Command(BaseCommand):
                 raise CommandError(f"Port {port} cannot be used ({error}); choose another one with --port.") from error
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        # A session of its own: a Ctrl-C in the terminal then reaches only this process, which tells each child once. A
-        # second signal would make runjobs end without draining.
+        # A session of its own: a Ctrl-C in the terminal then reaches only this process, which tells each child once.
         return subprocess.Popen([sys.executable, sys.argv[0], *arguments], start_new_session=True)  # noqa: S603
 
     def _wait(self, children: dict[str, subprocess.Popen[bytes]], *, until: Callable[[], bool]) -> None:
@@ -92,11 +91,15 @@ class Command(BaseCommand):
             time.sleep(0.3)
 
     def _end(self, children: dict[str, subprocess.Popen[bytes]]) -> None:
+        def tell(*_signal: object) -> None:
+            for child in children.values():
+                if child.poll() is None:
+                    child.terminate()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        for child in children.values():
-            if child.poll() is None:
-                child.terminate()
+            # At the second one, runjobs does not wait for what runs.
+            signal.signal(number, tell)
+        tell()
         for child in children.values():
             try:
                 child.wait(PATIENCE)
