@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -35,34 +34,8 @@ LIMIT = 10_000
 PREFIX = f"{WorkerLost.__name__}: "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """A worker that owns running rows."""
-
-    worker_id: UUID | None
-    # Does it have a row of its own? Without one, its times are None.
-    is_registered: bool = False
-    host: str = ""
-    pid: int = 0
-    version: str = ""
-    heartbeat_at: datetime | None = None
-    suspected_at: datetime | None = None
-    stopped_at: datetime | None = None
-
-    @property
-    def label(self) -> str:
-        """Where it ran, as all error entries show it."""
-        return f"{self.host} pid {self.pid}" if self.is_registered else str(self.worker_id or "")
-
-    @property
-    def end(self) -> str:
-        """What happened to it, in words."""
-        if not self.is_registered:
-            return f"its worker {self.worker_id or ''}".rstrip() + " is not registered"
-        who = f"its worker, {self.label}, version {self.version or 'unknown'},"
-        if self.stopped_at is not None:
-            return f"{who} stopped at {self.stopped_at:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{who} has shown no sign of life since {self.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"
+# The workers that own running rows, by the id in these; None for one without a row of its own.
+Owners = Mapping[UUID | None, Worker | None]
 
 
 class Rescue:
@@ -104,7 +77,7 @@ class Rescue:
         owners = self._owners()
         self._count(owners)
         self._looked_at = moment
-        self._settle([owner for owner in owners if self._is_dead(owner, now)], now)
+        self._settle({pk: owner for pk, owner in owners.items() if self._is_dead(pk, owner, now)}, now)
         return interval
 
     def suspect(self, now: datetime | None = None) -> int:
@@ -115,59 +88,54 @@ class Rescue:
         """
         now = now or clock.now(self._using)
         patience = timedelta(seconds=2 * get_settings().heartbeat_interval)
-        dead = []
-        for owner in self._owners():
-            if not owner.is_registered or owner.stopped_at is not None:
-                dead.append(owner)
-            elif self._is_silent(owner, now):
+        dead: dict[UUID | None, Worker | None] = {}
+        for pk, owner in self._owners().items():
+            if owner is None or owner.stopped_at is not None:
+                dead[pk] = owner
+            elif not is_fresh(owner.heartbeat_at, now):
                 if owner.suspected_at is None or owner.suspected_at > now:
                     self._note_suspicion(owner, now)
                 elif now - owner.suspected_at > patience:
-                    dead.append(owner)
+                    dead[pk] = owner
         return self._settle(dead, now)
 
-    def _note_suspicion(self, owner: Owner, now: datetime) -> None:
-        unchanged = Q(pk=owner.worker_id, heartbeat_at=owner.heartbeat_at, suspected_at=owner.suspected_at)
+    def _note_suspicion(self, owner: Worker, now: datetime) -> None:
+        unchanged = Q(pk=owner.pk, heartbeat_at=owner.heartbeat_at, suspected_at=owner.suspected_at)
         Worker.objects.using(self._using).filter(unchanged).update(suspected_at=now)
 
-    def _owners(self) -> list[Owner]:
+    def _owners(self) -> Owners:
         running = JobExecution.objects.using(self._using).running().order_by()
         ids = list(running.values_list("worker_id", flat=True).distinct()[:LIMIT])
-        found: dict[UUID | None, Owner] = {}
-        fields = ("host", "pid", "version", "heartbeat_at", "suspected_at", "stopped_at")
+        workers = Worker.objects.using(self._using).defer("roles", "queues", "names")
+        found: dict[UUID | None, Worker] = {}
         for page in portions([pk for pk in ids if pk is not None]):
-            for row in Worker.objects.using(self._using).filter(pk__in=page).only(*fields):
-                detail = {name: getattr(row, name) for name in fields}
-                found[row.pk] = Owner(worker_id=row.pk, is_registered=True, **detail)
-        return [found.get(pk) or Owner(worker_id=pk) for pk in ids]
+            found.update(workers.in_bulk(page))
+        return {pk: found.get(pk) for pk in ids}
 
-    def _count(self, owners: Collection[Owner]) -> None:
+    def _count(self, owners: Owners) -> None:
         seen = {}
-        for owner in owners:
-            heartbeat, looks = self._seen.get(owner.worker_id, (None, 0))
-            again = looks > 0 and heartbeat == owner.heartbeat_at
-            seen[owner.worker_id] = (owner.heartbeat_at, looks + 1 if again else 1)
+        for pk, owner in owners.items():
+            shown = None if owner is None else owner.heartbeat_at
+            heartbeat, looks = self._seen.get(pk, (None, 0))
+            seen[pk] = (shown, looks + 1 if looks > 0 and heartbeat == shown else 1)
         self._seen = seen
 
-    def _is_dead(self, owner: Owner, now: datetime) -> bool:
-        if owner.stopped_at is not None:
+    def _is_dead(self, pk: UUID | None, owner: Worker | None, now: datetime) -> bool:
+        if owner is not None and owner.stopped_at is not None:
             return True
-        return self._is_silent(owner, now) and self._seen[owner.worker_id][1] >= LOOKS
+        is_silent = owner is None or not is_fresh(owner.heartbeat_at, now)
+        return is_silent and self._seen[pk][1] >= LOOKS
 
-    def _is_silent(self, owner: Owner, now: datetime) -> bool:
-        return owner.heartbeat_at is None or not is_fresh(owner.heartbeat_at, now)
-
-    def _settle(self, dead: Collection[Owner], now: datetime) -> int:
+    def _settle(self, dead: Owners, now: datetime) -> int:
         """Move the rows of dead owners, one by one so that none holds up the others; return how many moved."""
-        owners = {owner.worker_id: owner for owner in dead}
         fields = ("job_name", "worker_id", "started_at", "attempt", "rescues")
         moved = 0
-        for ids in portions(list(owners)):
+        for ids in portions(list(dead)):
             lost = self._lost(ids, now)
             rest = lost
             while page := list(rest.order_by("pk").only(*fields)[:PAGE]):
                 for row in page:
-                    moved += self._settle_row(row, lost.filter(pk=row.pk), owners[row.worker_id], now)
+                    moved += self._settle_row(row, lost.filter(pk=row.pk), dead[row.worker_id], now)
                 rest = lost.filter(pk__gt=page[-1].pk)
         return moved
 
@@ -180,16 +148,16 @@ class Rescue:
         running: ExecutionQuerySet = JobExecution.objects.using(self._using).running().filter(mine)
         return running.exclude(Exists(fresh.filter(pk=OuterRef("worker_id"))))
 
-    def _settle_row(self, row: JobExecution, lost: ExecutionQuerySet, owner: Owner, now: datetime) -> bool:
+    def _settle_row(self, row: JobExecution, lost: ExecutionQuerySet, owner: Worker | None, now: datetime) -> bool:
         job = registry.find(row.job_name)
-        message = f"{owner.end}."
+        message = f"{_fate(row, owner)}."
         if row.rescues >= transitions.RESCUES_ALLOWED:
             message = f"this execution kills its worker: three were lost while running it; the last time, {message}"
         entry = {
             "exception": f"{WorkerLost.__module__}.{WorkerLost.__qualname__}",
             "message": message,
             "traceback": "",
-            "worker": owner.label,
+            "worker": str(row.worker_id or "") if owner is None else str(owner),
             "started_at": None if row.started_at is None else row.started_at.isoformat(),
             "failed_at": now.isoformat(),
         }
@@ -235,3 +203,13 @@ class Rescue:
             JobExecution.objects.using(self._using).filter(pk=row.pk).delete_finished()
         emit(job_failed, job, row, exception=WorkerLost(message), will_retry=will_retry)
         emit(job_finished, job, row)
+
+
+def _fate(row: JobExecution, owner: Worker | None) -> str:
+    """Return what happened to the worker of a row, in words."""
+    if owner is None:
+        return f"its worker {row.worker_id or ''}".rstrip() + " is not registered"
+    who = f"its worker, {owner}, version {owner.version or 'unknown'},"
+    if owner.stopped_at is not None:
+        return f"{who} stopped at {owner.stopped_at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{who} has shown no sign of life since {owner.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC"
