@@ -10,7 +10,6 @@ from argparse import SUPPRESS
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from django.core.management import call_command
@@ -29,6 +28,7 @@ from django_jobs.fields import uuid7
 from django_jobs.management.commands import jobs as command
 from django_jobs.models import JobExecution, JobState, QueueState
 from django_jobs.reading import listing
+from django_jobs.services import bulk
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.support import ROOT
@@ -299,7 +299,7 @@ def test_executions_are_cancelled_by_id_and_those_that_were_not_are_named() -> N
 
 
 def test_executions_are_retried_by_filter_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "PAGE", 2)
+    monkeypatch.setattr(bulk, "PAGE", 2)
     rows = [JobExecutionFactory(failed=True) for _ in range(5)]
     others = [JobExecutionFactory(cancelled=True), JobExecutionFactory(failed=True, queue="mail")]
     JobExecutionFactory(failed=True, key="k")
@@ -447,11 +447,11 @@ def test_progress_is_shown_on_a_terminal_only_and_taken_away() -> None:
 def test_what_was_done_until_ctrl_c_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [JobExecutionFactory() for _ in range(2)]
 
-    def pages(*args: Any) -> Iterator[list[UUID]]:
-        yield [rows[0].pk]
+    def pages(*args: Any) -> Iterator[list[JobExecution]]:
+        yield [rows[0]]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(many, "_pages", pages)
+    monkeypatch.setattr(many, "pages", pages)
     screen = Screen()
     with pytest.raises(SystemExit) as end:
         call_command("jobs", "cancel", "--job", "acc.mark", "--yes", stdout=io.StringIO(), stderr=screen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -16,9 +16,8 @@ from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.figures import COUNTED
 from django_jobs.reading.reasons import reasons, short_reason
 from django_jobs.services import Report
+from django_jobs.services.bulk import pages
 from django_jobs.states import LIVE, Status
-
-PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,11 @@ def act(terminal: Terminal, verb: Verb, ids: Sequence[str], filters: Filters, *,
         rows = verb.usual(rows) if filters.status is None else rows
         _ask(terminal, verb, rows, yes=yes)
     done, skipped = 0, Counter[str]()
-    for page in _pages(rows):
+    for page in pages(rows.only("pk")):
         # Nothing runs in this process; see acting.push().
         with dispatchers.get_dispatcher().without_running():
-            report = verb.run(JobExecution.objects.using(using).filter(pk__in=page), by=by)
+            chosen = JobExecution.objects.using(using).filter(pk__in=[row.pk for row in page])
+            report = verb.run(chosen, by=by)
         done += report.done
         skipped.update(short_reason(row, why) for row, why in report.skipped)
         if ids:
@@ -87,16 +87,6 @@ def _ask(terminal: Terminal, verb: Verb, rows: ExecutionQuerySet, *, yes: bool) 
     number = f"more than {COUNTED:,}" if count > COUNTED else f"{count:,}"
     if not terminal.confirm(f"{verb.name.capitalize()} {number} execution{'' if count == 1 else 's'}?", yes=yes):
         raise NothingDone("Nothing was done.")
-
-
-def _pages(rows: ExecutionQuerySet) -> Iterator[list[UUID]]:
-    """Yield ids in pages, up to the newest there is now: rows may be added faster than they are handled."""
-    ordered = rows.order_by("pk").values_list("pk", flat=True)
-    end = ordered.last()
-    page = list(ordered.filter(pk__lte=end)[:PAGE]) if end is not None else []
-    while page:
-        yield page
-        page = list(ordered.filter(pk__gt=page[-1], pk__lte=end)[:PAGE])
 
 
 def _summary(verb: Verb, done: int, skipped: Counter[str]) -> str:

@@ -40,7 +40,7 @@ def cancel_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
     connection = connections[using]
     user, name = attribution(by)
     report = Report()
-    for rows in _pages(queryset, using):
+    for rows in pages(queryset.using(using).defer(*BULKY)):
         page = JobExecution.objects.using(using).filter(pk__in=[row.pk for row in rows])
         now = clock.now(using)
         transitions.cancel(page, now=now, by=user, by_name=name)
@@ -68,7 +68,7 @@ def retry_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
     """Retry the executions of the queryset as retry() does: keyed ones one by one, others in a statement per job."""
     using = jobs_alias()
     report = Report()
-    for rows in _pages(queryset, using):
+    for rows in pages(queryset.using(using).defer(*BULKY)):
         by_job: dict[str, list[JobExecution]] = {}
         for row in rows:
             job = registry.find(row.job_name)
@@ -100,9 +100,9 @@ def _retry_unkeyed(rows: list[JobExecution], by: Any, report: Report, using: str
             _one(retry, row, by, report)
 
 
-def _pages(queryset: ExecutionQuerySet, using: str) -> Iterator[list[JobExecution]]:
+def pages(queryset: ExecutionQuerySet) -> Iterator[list[JobExecution]]:
     """Yield the rows in pages, up to the newest there is now: rows may be added faster than they are handled."""
-    ordered = queryset.using(using).order_by("pk").defer(*BULKY)
+    ordered = queryset.order_by("pk")
     end = ordered.values_list("pk", flat=True).last()
     page = list(ordered.filter(pk__lte=end)[:PAGE]) if end is not None else []
     while page:
