@@ -142,7 +142,7 @@ def retried(verb: Callable[P, R]) -> Callable[P, R]:
             try:
                 return verb(*args, **kwargs)
             except DatabaseError as error:
-                if _in_transaction(connection) or attempt == TRIES - 1 or not is_contention(error):
+                if in_transaction(connection) or attempt == TRIES - 1 or not is_contention(error):
                     raise
             time.sleep(random.uniform(0, 0.01 * 2**attempt))
         raise AssertionError("unreachable")
@@ -171,9 +171,11 @@ def short_transaction(using: str) -> Iterator[None]:
         yield
 
 
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    # With autocommit off, the caller's transaction has no atomic block.
-    return connection.in_atomic_block or (connection.connection is not None and not connection.autocommit)
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a write waits for the caller's commit; with autocommit off it always does, without an atomic block."""
+    # The attribute is set when the connection is opened.
+    is_auto = connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit
+    return connection.in_atomic_block or not is_auto
 
 
 def _execution_model() -> type:

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 
+from django_jobs.contention import in_transaction
 from django_jobs.context import shielded
 
 logger = logging.getLogger("django_jobs")
@@ -36,11 +37,6 @@ def service(function: Callable[P, R]) -> Callable[P, R]:
             ) from error
 
     return call
-
-
-def in_transaction(connection: Any) -> bool:
-    """Whether a write waits for a commit; with autocommit off it always does."""
-    return connection.in_atomic_block or not connection.get_autocommit()
 
 
 def savepoint(connection: Any) -> AbstractContextManager[Any]:

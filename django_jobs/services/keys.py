@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import IntegrityError, connections
 
 from django_jobs import registry, rows, transitions
-from django_jobs.contention import retried
+from django_jobs.contention import in_transaction, retried
 from django_jobs.exceptions import KeyTaken
 from django_jobs.models import JobExecution
-from django_jobs.services._entry import in_transaction, savepoint
+from django_jobs.services._entry import savepoint
 
 if TYPE_CHECKING:
     from django_jobs.definition import Job

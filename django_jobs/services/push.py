@@ -14,13 +14,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from django_jobs import clock, transitions
-from django_jobs.contention import retried
+from django_jobs.contention import in_transaction, retried
 from django_jobs.exceptions import DefinitionError
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.options import attribution
 from django_jobs.querysets import key_digest
 from django_jobs.services import keys
-from django_jobs.services._entry import in_transaction, service
+from django_jobs.services._entry import service
 from django_jobs.services.hints import hint
 from django_jobs.signals import emit, job_pushed
 from django_jobs.states import Status

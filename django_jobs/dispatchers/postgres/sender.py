@@ -9,6 +9,7 @@ import time
 
 from django.db import Error, connections
 
+from django_jobs.contention import in_transaction
 from django_jobs.dispatchers.postgres import channel
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.loop import start_thread
@@ -52,13 +53,12 @@ class Sender:
         open a connection in a thread that has none.
         """
         connection = connections[using]
-        is_open = connection.connection is not None
-        if connection.in_atomic_block or (is_open and not connection.autocommit):
+        if in_transaction(connection):
             return
         with self._lock:
             self._add({queue} if queue is not None else set(), cancel)
             is_early = time.monotonic() < self._sent_at + self._gap
-            if (is_early or not is_open) and self._leave_to_thread(using):
+            if (is_early or connection.connection is None) and self._leave_to_thread(using):
                 return
             message = self._take()
         try:
