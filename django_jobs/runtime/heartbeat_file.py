@@ -16,9 +16,9 @@ from django_jobs.runtime.options import UsageError
 
 @contextlib.contextmanager
 def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
-    """Write the file at each HEARTBEAT_INTERVAL while the process is alive, remove it at the end; with None do nothing.
+    """Touch the file at each HEARTBEAT_INTERVAL while the process is alive, remove it at the end; with None do nothing.
 
-    Raises UsageError when it cannot be written.
+    It tells when the process began. Raises UsageError when it cannot be written.
     """
     if path is None:
         yield
@@ -32,7 +32,7 @@ def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
 
     def tick(now: datetime | None = None) -> float:
         if probes.alive().is_good:
-            _write(path)
+            _touch(path)
         return get_settings().heartbeat_interval
 
     loop = Loop(tick, name="heartbeat file")
@@ -45,6 +45,14 @@ def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
         # Its folder may be gone, or not to be written to any more: that makes no end a failure.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def _touch(path: Path) -> None:
+    """Make the file young; that takes no space, so a disk that is full does not make the process look dead."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        _write(path)
 
 
 def _write(path: Path) -> None:

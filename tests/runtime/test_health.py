@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -281,13 +283,27 @@ class TestFile:
         with heartbeat_file(said, path):
             assert datetime.fromisoformat(path.read_text().strip()).tzinfo is not None
             first = path.stat().st_mtime_ns
-            wait_for(lambda: path.stat().st_mtime_ns > first, 5, "it was written again")
+            wait_for(lambda: path.stat().st_mtime_ns > first, 5, "it was touched")
             said.answer = Answer(status="failing", problems=["x"])
             time.sleep(0.06)
             last = path.stat().st_mtime_ns
             time.sleep(0.06)
             assert path.stat().st_mtime_ns == last
         assert list(tmp_path.iterdir()) == []
+
+    def test_it_is_fresh_on_a_disk_that_is_full_and_back_when_it_was_lost(
+        self, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.DJANGO_JOBS = {"HEARTBEAT_INTERVAL": 0.02}
+        path = tmp_path / "beat"
+        with heartbeat_file(Said(), path):
+            with monkeypatch.context() as full:
+                full.setattr(Path, "write_text", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+                times = {path.stat().st_mtime_ns}
+                # The first of them may have begun before.
+                wait_for(lambda: times.add(path.stat().st_mtime_ns) or len(times) > 3, 5, "it is touched")
+            path.unlink()
+            wait_for(path.exists, 5, "it is back")
 
     def test_a_folder_that_is_lost_meanwhile_does_not_disturb_the_end(self, tmp_path: Path) -> None:
         folder = tmp_path / "folder"
