@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection
@@ -31,8 +32,11 @@ def many_rows() -> JobExecution:
     then = clock.now("default") - timedelta(days=100)
     old = {"now": then, "created_at": then, "updated_at": then, "worker": WorkerFactory(stopped=True)}
     lines = [{"time": "", "level": "INFO", "logger": "acc", "message": "x" * 500}] * 10
-    fill(JobExecutionFactory(ok=True, logs=lines, **old), 1, LONG)
-    fill(JobExecutionFactory(ok=True, **old), LONG + 1, ROWS - LONG)
+    fill(JobExecutionFactory(ok=True, logs=lines, **old), 100, LONG)
+    fill(JobExecutionFactory(ok=True, **old), LONG + 100, ROWS - LONG)
+    # Older than all others, where a search from the newest on comes last.
+    for number, state in enumerate(("ok", "failed", "cancelled", "pending", "scheduled"), 1):
+        JobExecutionFactory(id=UUID(int=number), job_name="acc.boom", **{state: True}, **{**old, "now": then})
     keyed = JobExecutionFactory(failed=True, key="order-42", **old)
     analyze()
     return keyed
@@ -48,6 +52,9 @@ def test_no_page_takes_longer_with_a_million_rows(many_rows: JobExecution, admin
         "by status": lambda: admin.list(status="ok"),
         "by another status": lambda: admin.list(status="pending"),
         "by job": lambda: admin.list(job_name="acc.mark"),
+        "by a rare job": lambda: admin.list(job_name="acc.boom"),
+        "by a rare job and status": lambda: admin.list(job_name="acc.boom", status="ok"),
+        "by a job without rows": lambda: admin.list(job_name="acc.gate"),
         "by queue": lambda: admin.list(queue="default"),
         "by a queue without rows": lambda: admin.list(queue="none"),
         "of an organization": lambda: admin.list(organization_id="7"),
