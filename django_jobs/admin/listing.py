@@ -82,13 +82,19 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class JobFilter(_ValueFilter):
-    """The jobs this process knows, and whatever name the URL asks for."""
+    """The jobs this process knows, each with the rows under its old names, and whatever name the URL asks for."""
 
     title = gettext_lazy("job")
     parameter_name = "job_name"
 
     def choices_known(self) -> Iterable[str]:
         return (job.name for job in registry.all_jobs())
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        job = registry.find(self.value() or "")
+        if job is None or job.name != self.value():
+            return super().queryset(request, queryset)
+        return queryset.filter(job_name__in=job.names)
 
 
 class QueueFilter(_WindowFilter):

@@ -140,13 +140,14 @@ def test_rows_under_an_alias_count_for_the_job(admin: Admin) -> None:
 
 def test_a_figure_links_to_the_list_of_just_these_rows(admin: Admin) -> None:
     row = JobExecutionFactory(job_name="shop.count", failed=True)
+    renamed = JobExecutionFactory(job_name="shop.tally", failed=True)
     JobExecutionFactory(job_name="shop.count", ok=True)
     JobExecutionFactory(job_name="shop.receipt", failed=True)
     found = line(admin, "shop.count")
     (failed,) = [count for count in found.kept if count.word == Status.ERROR.label]
 
     assert failed.url == f"{LIST}?job_name=shop.count&status=error"
-    assert [each.pk for each in admin.get(failed.url).context["cl"].result_list] == [row.pk]
+    assert [each.pk for each in admin.get(failed.url).context["cl"].result_list] == [renamed.pk, row.pk]
     assert found.url == f"{LIST}?job_name=shop.count"
 
 
