@@ -185,6 +185,7 @@ def test_a_schedule_that_yet_newer_code_brings_in_the_midst_of_a_swap_stays(monk
 
     def meanwhile(self: Any, *args: Any) -> Any:
         found = in_bulk(self, *args)
+        monkeypatch.undo()
         JobState.objects.update(schedule="*/3 * * * * UTC")
         return found
 

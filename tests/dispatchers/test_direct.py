@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import DatabaseError, connections, transaction
+from django.utils.autoreload import DJANGO_AUTORELOAD_ENV
 
 from django_jobs import JobContext, Retry, clock, dispatchers, pauses, transitions
 from django_jobs.admin.banner import outages
@@ -19,6 +20,7 @@ from django_jobs.dispatchers import get_dispatcher
 from django_jobs.dispatchers.direct import DirectDispatcher
 from django_jobs.execution import direct
 from django_jobs.execution.backlog import Backlog, Entry
+from django_jobs.execution.liveness import Watch
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.runtime.fleet import Fleet
@@ -137,7 +139,9 @@ def test_the_retry_of_a_failed_run_is_left_to_runjobs(mode: Callable[..., Direct
     assert (row.status, row.attempt) == (Status.ERROR, 2)
 
 
-def test_a_cancel_reaches_the_handler(mode: Callable[..., DirectDispatcher]) -> None:
+def test_a_cancel_reaches_the_handler(mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Told of it, the watch looks at once.
+    monkeypatch.setattr(Watch, "INTERVAL", 60.0)
     mode()
     began = threading.Event()
 
@@ -186,8 +190,31 @@ def test_pauses_are_read_once_a_second(mode: Callable[..., DirectDispatcher], mo
         assert 0 < len(reads) <= 1 + int((time.monotonic() - started) / 0.9)
 
 
+def test_pauses_are_as_old_as_their_question(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that took long is out of date the sooner."""
+    dispatcher = mode()
+    ended(mark.push())
+    answered_at: list[float] = []
+
+    def answer(using: str) -> tuple[frozenset[str], frozenset[str]]:
+        time.sleep(0.001)
+        answered_at.append(time.monotonic())
+        return frozenset(), frozenset()
+
+    monkeypatch.setattr(pauses, "paused", answer)
+    monkeypatch.setattr(direct, "PAUSES_FOR", -1.0)
+    runner_of(dispatcher)._pauses()
+    assert runner_of(dispatcher)._paused[0] < answered_at[0]
+
+
 @pytest.mark.medium
-def test_a_job_with_a_limit_keeps_it(mode: Callable[..., DirectDispatcher]) -> None:
+def test_a_job_with_a_limit_keeps_it_and_its_rows_follow_one_another(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The end of a run, and not the time, brings the next one.
+    monkeypatch.setattr(direct, "SOON", 60.0)
     mode()
     lock, peaks = threading.Lock(), []
     running = 0
@@ -222,6 +249,27 @@ def test_rows_that_others_took_or_ended_are_forgotten(mode: Callable[..., Direct
         runner = runner_of(dispatcher)
         wait_for(lambda: len(runner._backlog) == 0, 10, "nothing is remembered of the others")
     assert JobExecution.objects.filter(pk__in=gone, worker_id=runner._liveness.worker_id).count() == 0
+
+
+def test_a_row_that_runs_here_already_is_forgotten_and_one_whose_claim_lost_its_reply_is_not(
+    mode: Callable[..., DirectDispatcher],
+) -> None:
+    dispatcher, release = mode(), threading.Event()
+
+    def work() -> None:
+        release.wait(10)
+
+    with jobs_of(work) as [working]:
+        row = working.push()
+        wait_for(lambda: JobExecution.objects.running().exists(), 10, "it runs")
+        runner = runner_of(dispatcher)
+        stray = JobExecutionFactory(job_name="tests.work", running=True)
+        JobExecution.objects.filter(pk=stray.pk).update(worker_id=runner._liveness.worker_id)
+        # The watch hands it back.
+        assert runner._still_waiting([row.pk, stray.pk], {"tests.work"}) == {stray.pk: "tests.work"}
+        release.set()
+        assert ended(row).status == Status.OK
+        stray.delete()
 
 
 @pytest.mark.medium
@@ -341,6 +389,41 @@ def test_its_end_lets_runs_end_and_retires_its_worker(mode: Callable[..., Direct
     assert Worker.objects.count() == 2
 
 
+def test_its_end_lets_what_a_claim_still_brings_run(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = mode(DRAIN_TIMEOUT=5)
+    claim, claiming, go_on = transitions.claim, threading.Event(), threading.Event()
+
+    def late(**options: Any) -> list[JobExecution]:
+        claiming.set()
+        assert go_on.wait(5)
+        return claim(**options)
+
+    monkeypatch.setattr(transitions, "claim", late)
+    row = mark.push()
+    assert claiming.wait(5)
+    ending = threading.Thread(target=dispatcher.close)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join(10)
+    row.refresh_from_db()
+    assert row.status == Status.OK
+
+
+@pytest.mark.parametrize(("reloads", "drain"), [("true", direct_mode.RELOAD_DRAIN), ("", None)])
+def test_a_reload_does_not_wait_as_long_as_another_end(
+    reloads: str, drain: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    monkeypatch.setenv(DJANGO_AUTORELOAD_ENV, reloads)
+    monkeypatch.setattr(direct_mode._Process, "end", lambda process, reason, drain: waits.append(drain))
+    direct_mode._Process(os.getpid())._exit()
+    assert waits == [drain]
+
+
 @pytest.mark.medium
 def test_its_end_hands_back_what_has_retry_and_ends_what_has_none(mode: Callable[..., DirectDispatcher]) -> None:
     dispatcher = mode()
@@ -359,8 +442,8 @@ def test_its_end_hands_back_what_has_retry_and_ends_what_has_none(mode: Callable
 def test_with_every_slot_stuck_it_leaves_its_rows_to_runjobs(
     mode: Callable[..., DirectDispatcher], caplog: pytest.LogCaptureFixture
 ) -> None:
-    mode(DIRECT_CONCURRENCY=1)
-    release = threading.Event()
+    dispatcher = mode(DIRECT_CONCURRENCY=1)
+    release, woken = threading.Event(), threading.Event()
 
     def stuck() -> None:
         release.wait(20)
@@ -368,7 +451,9 @@ def test_with_every_slot_stuck_it_leaves_its_rows_to_runjobs(
     with jobs_of(stuck, timeout=0.1, interrupt=False) as [sticking]:
         with caplog.at_level(logging.ERROR, "django_jobs"):
             assert ended(sticking.push()).status == Status.ERROR
+        dispatcher.subscribe(None, woken.set)
         left = sticking.push()
+        assert woken.is_set()
         with a_worker():
             assert ended(left).status == Status.ERROR
         release.set()
@@ -390,6 +475,7 @@ def test_a_thread_that_dies_costs_what_runs_and_not_the_process(mode: Callable[.
         second = ended(working.push())
         running.refresh_from_db()
     assert second.worker_id != first.worker_id
+    wait_for(lambda: not any(loop.is_alive for loop in broken._engine.loops), 10, "its threads have ended")
     assert "RuntimeError: out of luck" in Worker.objects.get(pk=first.worker_id).stop_reason
     # Others rescue what a stopped worker holds.
     assert running.status in {Status.PENDING, Status.RUNNING}
@@ -399,6 +485,7 @@ def test_a_process_that_has_no_threads_left_says_so_and_tries_again(
     mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mode()
+    before = threads()
     scarce, start = ["django_jobs direct"], threading.Thread.start
 
     def start_or_not(thread: threading.Thread) -> None:
@@ -412,6 +499,7 @@ def test_a_process_that_has_no_threads_left_says_so_and_tries_again(
     with caplog.at_level(logging.ERROR, "django_jobs"):
         left = mark.push()
     assert "can't start new thread" in caplog.text
+    wait_for(lambda: len(threads()) <= len(before), 10, "those that had started have ended")
     assert ended(mark.push()).status == Status.OK
     left.refresh_from_db()
     assert left.status == Status.PENDING

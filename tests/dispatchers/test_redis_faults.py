@@ -42,10 +42,11 @@ class Project:
     def __init__(self, **options: Any) -> None:
         self.dispatcher = RedisDispatcher({"CACHE": "redis"})
         self.wakes, self.looks = threading.Event(), threading.Event()
+        self.wants = 10
         self.worker: Any = None
 
     def listen(self) -> None:
-        self.worker = self.dispatcher.subscribe(["mail"], self.wakes.set, self.looks.set, lambda: 10)
+        self.worker = self.dispatcher.subscribe(["mail"], self.wakes.set, self.looks.set, lambda: self.wants)
 
     def push(self) -> float:
         """Return how long a push took that succeeded or not."""
@@ -188,8 +189,13 @@ def test_a_name_that_leads_to_a_new_primary_is_followed(own_valkey: RedisServer,
         return announce_with(project.dispatcher) and project.wakes.wait(1)
 
     with running_redis("valkey") as new:
+        # The server ends connections of those that wait, and only these.
+        project.wants = 0
+        with own_valkey.client() as client:
+            wait_for(lambda: not client.info("clients")["blocked_clients"], 5, "nobody waits")
         cable.redirect(("127.0.0.1", new.port))
         make_replica(own_valkey)
+        project.wants = 10
         wait_for(is_woken, 10, "hints arrive again")
         project.dispatcher.close()
     cable.cut()

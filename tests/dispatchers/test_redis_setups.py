@@ -81,17 +81,18 @@ def test_a_user_who_may_not_put_right_what_somebody_else_wrote_is_told(
     project.dispatcher.close()
 
 
-def test_a_user_who_may_not_subscribe_is_told_and_the_worker_tries_ever_less_often(
-    own_valkey: RedisServer, settings: Settings
+@pytest.mark.parametrize(("forbidden", "place"), [("smembers", 0), ("subscribe", 1)])
+def test_a_user_who_may_not_listen_is_told_and_the_worker_tries_ever_less_often(
+    own_valkey: RedisServer, settings: Settings, forbidden: str, place: int
 ) -> None:
     with own_valkey.client() as client:
-        rights = ["~*", "&*", *(f"+{command}" for command in COMMANDS if command != "subscribe")]
+        rights = ["~*", "&*", *(f"+{command}" for command in COMMANDS if command != forbidden)]
         client.execute_command("ACL", "SETUSER", "anna", "on", ">s3cret", *rights)
     use_cache(settings, own_valkey.url.replace("redis://", "redis://anna:s3cret@"))
     project = Project()
-    project.listen()
-    wait_for(lambda: "'subscribe' command" in (project.worker.problem() or ""), 5, "it is told")
-    failures = project.worker._sessions[1]._loop
+    project.worker = project.dispatcher.subscribe(None, project.wakes.set, project.looks.set)
+    wait_for(lambda: f"'{forbidden}' command" in (project.worker.problem() or ""), 5, "it is told")
+    failures = project.worker._sessions[place]._loop
     wait_for(lambda: failures._failures > 2, 10, "it tries again")
     project.dispatcher.close()
 

@@ -202,7 +202,7 @@ def test_an_outage_delays_the_write_and_repeats_no_handler(monkeypatch: pytest.M
 @pytest.mark.parametrize("text", ["cannot execute UPDATE in a read-only transaction", "a fault that nobody knows"])
 def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A server that is read-only after a failover refuses every row; none of them is the reason."""
-    runs, calls = [ended_run(), ended_run(failure())], []
+    runs, calls = [ended_run(failure()), ended_run()], []
     original = transitions.finish
 
     def read_only(*args: Any, **kwargs: Any) -> Any:
@@ -212,7 +212,7 @@ def test_outcomes_wait_while_the_database_takes_no_writes_at_all(monkeypatch: py
         return original(*args, **kwargs)
 
     monkeypatch.setattr(transitions, "finish", read_only)
-    assert [status for _, status in write(*runs)] == [Status.OK, Status.ERROR]
+    assert [status for _, status in write(*runs)] == [Status.ERROR, Status.OK]
     assert JobExecution.objects.get(status=Status.ERROR).error == "ValueError: boom"
 
 
