@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.db import connections
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Seconds, by both clocks: the monotonic one may stand still while a host sleeps, the wall clock can be set.
 MAX_AGE = 60.0
 # Seconds. A smaller step back is put down to the round trip, which varies under load, not to the clock.
@@ -80,6 +81,3 @@ def now(using: str) -> datetime:
 def is_within(span: timedelta, at: datetime | None, now: datetime) -> bool:
     """Whether something happened less than `span` ago; a clock that was set back since then makes that unknown: no."""
     return at is not None and timedelta() <= now - at < span
-
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

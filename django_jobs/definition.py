@@ -215,7 +215,8 @@ class Job(Policy, Generic[P]):
             raise DefinitionError(_split(self))
 
     def _dumped(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        self._check_pushed()
+        if self.cron is not None:
+            raise DefinitionError(f"{self.name} is a cron job, which cannot be pushed; call trigger() to run it now.")
         return self.schema.dump(args, kwargs)
 
     def _items(self, items: Iterable[Mapping[str, Any] | Item]) -> list[Item]:
@@ -234,10 +235,6 @@ class Job(Policy, Generic[P]):
             else:
                 raise InvalidPayload(f"{self.name}: item {index} is {type(item).__name__}; expected a dict or item(…).")
         return made
-
-    def _check_pushed(self) -> None:
-        if self.cron is not None:
-            raise DefinitionError(f"{self.name} is a cron job, which cannot be pushed; call trigger() to run it now.")
 
     async def _acall(self, context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = enter_context(context)

@@ -162,14 +162,9 @@ def resolve() -> None:
 
 
 def place(job: Job[...]) -> str:
-    """Return where a job's handler is defined, for messages."""
-    return place_of(job.func)
-
-
-def place_of(func: Any) -> str:
-    """Return module, qualified name, file and line of a function."""
-    code = inspect.unwrap(func).__code__
-    return f"{func.__module__}.{func.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+    """Return where a job's handler is defined, for messages: module, qualified name, file and line."""
+    code = inspect.unwrap(job.func).__code__
+    return f"{job.func.__module__}.{job.func.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def default_name(func: Any) -> str:

@@ -14,7 +14,6 @@ from django_jobs.served import Served
 UNLISTED_FOR = timedelta(minutes=1)
 EVERY = timedelta(seconds=5)
 LIMIT = 10_000
-WORKER_ROLE = "worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Fleet:
         lately: set[str] = set()
         settled = Served()
         for roles, names, queues, started_at, heartbeat_at, stopped_at in recent.values_list(*fields)[:LIMIT]:
-            if WORKER_ROLE not in roles:
+            if "worker" not in roles:
                 continue
             lately.update(names)
             if stopped_at is not None or not is_fresh(heartbeat_at, now):

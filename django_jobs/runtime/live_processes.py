@@ -8,13 +8,12 @@ from operator import or_
 
 from django_jobs import clock
 from django_jobs.models import Worker, jobs_alias
-from django_jobs.runtime.fleet import WORKER_ROLE
+from django_jobs.runtime.fleet import LIMIT
 from django_jobs.runtime.startup import ask_database, check_tables
 from django_jobs.served import Served
 
 # Seconds; a probe has little time, and comes again.
 PATIENCE = 3.0
-LIMIT = 10_000
 
 
 def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
@@ -27,7 +26,7 @@ def missing(*, roles: Collection[str], queues: Collection[str]) -> list[str]:
     if not live:
         return ["process of any role"]
     found = [f"process with the role {role}" for role in roles if not any(role in own for own, _ in live)]
-    served = reduce(or_, (each for own, each in live if WORKER_ROLE in own), Served())
+    served = reduce(or_, (each for own, each in live if "worker" in own), Served())
     return found + [f"worker that serves the queue {name}" for name in queues if name not in served]
 
 
