@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django_jobs.services.bulk import Report, cancel_many, retry_many
-from django_jobs.services.keys import overlap_key
 from django_jobs.services.operations import (
     acancel,
     acopy,
@@ -46,7 +45,6 @@ __all__ = [
     "cancel_many",
     "copy",
     "mode",
-    "overlap_key",
     "pause_job",
     "pause_queue",
     "push",

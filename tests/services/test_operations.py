@@ -29,7 +29,7 @@ from django_jobs import (
 )
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution
-from django_jobs.services import operations
+from django_jobs.services import keys, operations
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.acc.models import Thing
@@ -431,7 +431,7 @@ class TestTrigger:
         row = purge.trigger(by="ada")
         row.refresh_from_db()
         assert (row.job_name, row.status, row.payload, row.tick_at) == ("own.purge", Status.PENDING, {}, None)
-        assert (row.triggered_by, row.key, row.active_key) == ("ada", "", services.overlap_key(purge))
+        assert (row.triggered_by, row.key, row.active_key) == ("ada", "", keys.overlap_key(purge))
         assert recorder.hints == [("default", [row.pk], 0)]
 
     @pytest.mark.django_db(transaction=True)
@@ -458,14 +458,14 @@ class TestTrigger:
         @job(name="own.eager", cron="0 3 * * *", overlap="allow")
         def eager() -> None: ...
 
-        assert services.overlap_key(eager) is None
+        assert keys.overlap_key(eager) is None
         assert eager.trigger() != eager.trigger()
 
     @pytest.mark.django_db
     def test_no_key_of_a_user_is_the_overlap_key(self, purge: Any) -> None:
         from django_jobs.querysets import key_digest
 
-        reserved = services.overlap_key(purge)
+        reserved = keys.overlap_key(purge)
         assert reserved is not None
         assert len(reserved) != len(key_digest(None, reserved))
 
