@@ -245,8 +245,8 @@ def test_the_quickstart_shows_what_runjobs_writes() -> None:
         written = welcome(Options.of(), "default")
 
     def without_names(line: str) -> str:
-        # Of host and process, database and wake-up.
-        return re.sub(r"on \S+, pid \d+|default \(\w+\)|wake-up: .+(?=, and a)", "…", line)
+        # Of version, host and process, database and wake-up.
+        return re.sub(r"^django_jobs .+, pid \d+|default \(\w+\)|wake-up: .+(?=, and a)", "…", line)
 
     assert [without_names(line) for line in text.splitlines()[:4]] == [without_names(line) for line in written]
 
