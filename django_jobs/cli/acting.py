@@ -101,8 +101,8 @@ def _undeclared(declared: set[str]) -> str:
 def _object(text: str) -> str:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--payload is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--payload cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise UsageError(f'--payload is a JSON {type(value).__name__}; expected an object, {{"parameter": value}}.')
     return text

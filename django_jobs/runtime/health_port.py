@@ -91,6 +91,14 @@ class Server(socketserver.ThreadingTCPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
+    def get_request(self) -> Any:
+        """Accept a connection; called at once again while one waits, also if no file is left to open for it."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(LOOK_EVERY)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread; called for each connection."""
         with self._lock:

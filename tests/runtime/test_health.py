@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -234,6 +235,23 @@ class TestPort:
             assert self.ask(server, "/healthz")[0] == 200
             assert time.monotonic() - began < 2
             assert len(server._open) <= health_port.MOST
+
+    def test_a_process_that_may_open_no_more_files_waits_until_it_may(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fault: it tried again and again without a pause, which took a core from the handlers."""
+        tries = []
+
+        def refuse(self: Server) -> Any:
+            tries.append(time.monotonic())
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as full:
+            full.setattr(socketserver.TCPServer, "get_request", refuse)
+            with self.connect(server):
+                wait_for(lambda: len(tries) >= 3, 10, "it tries")
+        assert tries[2] - tries[0] > 1.5 * health_port.LOOK_EVERY
+        assert self.ask(server, "/healthz")[0] == 200
 
     def test_a_port_that_is_taken_is_a_mistake_in_one_line(self, said: Said) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
