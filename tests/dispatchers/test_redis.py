@@ -9,6 +9,7 @@ import pytest
 
 from django_jobs import registry
 from django_jobs.dispatchers.redis import RedisDispatcher, hints, keys, upkeep
+from django_jobs.dispatchers.redis import dispatcher as sending
 from django_jobs.fields import uuid7
 from tests.dispatchers.contract import DispatcherContract, when_ready
 from tests.redis_servers import RedisServer, use_cache
@@ -138,7 +139,7 @@ def test_a_worker_that_is_full_or_serves_nothing_asks_ever_less_often(dispatcher
     assert set(naps[1]) == {hints.WAIT}
 
 
-@pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:queues"])
+@pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:names"])
 def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_push_and_told_once(
     dispatcher: RedisDispatcher, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
@@ -154,11 +155,11 @@ def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_push_and_told
     assert told.startswith(f"The key {key} of django_jobs on Redis held a string that something else wrote")
 
 
-@pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:queues"])
+@pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:names"])
 def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_worker(
     dispatcher: RedisDispatcher, redis_server: RedisServer, key: str
 ) -> None:
-    taker = Taker(dispatcher, queues=None if key.endswith("queues") else ["mail"])
+    taker = Taker(dispatcher, queues=None if key.endswith("names") else ["mail"])
     with redis_server.client() as client:
         client.set(key, "not ours")
         wait_for(lambda: not client.exists(key), 5, "it is gone")
@@ -195,7 +196,7 @@ def test_a_queue_that_nobody_serves_keeps_a_bounded_number_of_ids_for_a_bounded_
     assert len(left_of(redis_server)) <= keys.MOST + upkeep.PORTION
     with redis_server.client() as client:
         assert client.ttl(MAIL) > 0
-        assert client.ttl(":1:{django_jobs}:queues") > 0
+        assert client.ttl(":1:{django_jobs}:names") > 0
 
 
 def test_ids_of_rows_that_were_claimed_long_ago_are_soon_gone_and_wake_nobody_for_each(
@@ -216,6 +217,17 @@ def test_a_worker_for_any_queue_learns_of_queues_that_no_job_declares(
     taker = Taker(dispatcher, queues=None)
     dispatcher.hint("made-up", [uuid7()])
     wait_for(lambda: taker.calls, 5, "it is woken")
+
+
+def test_of_queues_without_number_those_of_the_last_hints_are_kept(
+    dispatcher: RedisDispatcher, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a worker waited for every name that was ever used, with a queue per upload for a hundred thousand."""
+    monkeypatch.setattr(sending, "MOST_QUEUES", 3)
+    for number in (1, 2, 3, 1, 4, 5):
+        RedisDispatcher._here(dispatcher).upkeep = upkeep.Upkeep()
+        dispatcher.hint(f"upload-{number}", [uuid7()])
+    assert left_of(redis_server, ":1:{django_jobs}:names") == ["upload-1", "upload-4", "upload-5"]
 
 
 def test_a_worker_for_any_queue_survives_the_loss_of_every_key(
@@ -249,7 +261,7 @@ def test_keys_and_channel_carry_prefix_and_version_of_the_cache(redis_server: Re
     when_ready(subscription)
     made.hint("sms", [uuid7()])
     with redis_server.client() as client:
-        assert set(client.keys()) == {"shop:7:{django_jobs}:queue:sms", "shop:7:{django_jobs}:queues"}
+        assert set(client.keys()) == {"shop:7:{django_jobs}:queue:sms", "shop:7:{django_jobs}:names"}
         assert client.pubsub_channels() == ["shop:7:{django_jobs}:look"]
     made.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_jobs.dispatchers.base import Dispatcher, Unavailable
 from django_jobs.dispatchers.redis.breaker import Breaker
-from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, Keys, score
+from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, MOST_QUEUES, Keys, score
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.dispatchers.redis.subscription import RedisSubscription
 from django_jobs.dispatchers.redis.upkeep import Upkeep
@@ -50,7 +51,7 @@ class RedisDispatcher(Dispatcher):
         members = {str(id_): at for id_ in ids[:MOST]}
 
         def send(process: _Process) -> None:
-            self._keys.ask(process.client, [key, self._keys.queues], lambda: add(process))
+            self._keys.ask(process.client, [key, self._keys.names], lambda: add(process))
 
         def add(process: _Process) -> None:
             if not process.upkeep.is_due(queue, len(members)):
@@ -60,8 +61,9 @@ class RedisDispatcher(Dispatcher):
             pipe.zadd(key, members)
             pipe.zremrangebyrank(key, MOST, -1)
             pipe.expire(key, LIFETIME)
-            pipe.sadd(self._keys.queues, queue)
-            pipe.expire(self._keys.queues, LIFETIME)
+            pipe.zadd(self._keys.names, {queue: time.time()})
+            pipe.zremrangebyrank(self._keys.names, 0, -MOST_QUEUES - 1)
+            pipe.expire(self._keys.names, LIFETIME)
             pipe.execute()
 
         self._send(send)

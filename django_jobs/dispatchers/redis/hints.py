@@ -96,7 +96,7 @@ class Hints(Session):
         self._found_at = time.monotonic()
         known: frozenset[str] = frozenset()
         if self._served.is_any_but:
-            key = self._keys.queues
-            hinted = self._keys.ask(self._client, [key], lambda: self._client.smembers(key))
+            key = self._keys.names
+            hinted = self._keys.ask(self._client, [key], lambda: self._client.zrange(key, 0, -1))
             known = registry.queues().union(name.decode() for name in hinted)
         self._found = [self._keys.queue(name) for name in sorted(self._served.among(known))]

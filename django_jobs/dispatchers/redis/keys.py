@@ -20,6 +20,8 @@ T = TypeVar("T")
 LIFETIME = 86400
 # The most ids in a set: each only tells one worker to look, and there are fewer idle workers than this.
 MOST = 1000
+# The most queues whose names are kept, those that were pushed to last: a worker for any queue waits for all of them.
+MOST_QUEUES = 1000
 # The message on the channel.
 LOOK = b"look"
 
@@ -33,8 +35,8 @@ class Keys:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        # The set of queues with hints, for workers that serve any queue.
-        self.queues = server.key("queues")
+        # The names of queues by the time of their last hint, for workers that serve any queue.
+        self.names = server.key("names")
         # The channel of messages to look for cancel marks.
         self.channel = server.key("look")
         # A key that never holds anything.
@@ -65,7 +67,7 @@ class Keys:
     def _clear(self, client: redis.Redis, names: Iterable[str]) -> None:
         for name in names:
             kind: bytes = client.type(name)  # type: ignore[assignment]  # It is synchronous.
-            if kind in {b"none", b"set" if name == self.queues else b"zset"}:
+            if kind in {b"none", b"zset"}:
                 continue
             client.delete(name)
             if name not in self._told:
