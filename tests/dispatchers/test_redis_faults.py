@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from django_jobs import dispatchers
 from django_jobs.dispatchers import Unavailable, announce
-from django_jobs.dispatchers.redis import RedisDispatcher, breaker, channel, hints, session
+from django_jobs.dispatchers.redis import RedisDispatcher, bounds, breaker, channel, hints, session
 from django_jobs.fields import uuid7
 from tests.dispatchers.contract import when_ready
 from tests.forwarder import Forwarder
@@ -236,6 +237,58 @@ def test_a_worker_started_while_the_server_is_down_is_woken_once_it_is_there(
     when_ready(project.worker)
     wait_for(lambda: announce_with(project.dispatcher), 1, "a push tries")
     wait_for(project.hears, 10, "hints arrive")
+
+
+@pytest.fixture
+def silent_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nobody knows an address until the event is set."""
+    answers, look_up = threading.Event(), socket.getaddrinfo
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        answers.wait(20)
+        return look_up(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait)
+    yield answers
+    answers.set()
+
+
+def test_a_name_that_is_not_found_out_costs_a_push_less_than_a_second(
+    project: Project, silent_resolver: threading.Event
+) -> None:
+    assert project.push() < BUDGET
+    assert sum(project.push() for _ in range(200)) < 0.3
+    silent_resolver.set()
+    # The connection that nobody waited for is used when it is there at last.
+    wait_for(lambda: announce_with(project.dispatcher), 3, "hints are sent")
+
+
+def test_a_connection_that_the_server_ended_is_not_replaced_for_longer_than_a_second(
+    project: Project, own_valkey: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    assert announce_with(project.dispatcher)
+    request.getfixturevalue("silent_resolver")
+    own_valkey.kill()
+    assert project.push() < BUDGET
+
+
+def test_behind_a_new_connection_everything_is_set_up_anew(project: Project, own_valkey: RedisServer) -> None:
+    """Fault: what was sent to a server right after its restart had no expiry."""
+    assert announce_with(project.dispatcher)
+    own_valkey.restart()
+    assert announce_with(project.dispatcher)
+    with own_valkey.client() as client:
+        left = [client.ttl(key) for key in client.scan_iter("*")]
+    assert len(left) == 2
+    assert all(seconds > 0 for seconds in left)
+
+
+def test_a_process_that_can_start_no_thread_pushes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(bounds, "start_thread", refuse)
+    assert announce_with(project.dispatcher)
 
 
 def test_a_cable_that_falls_silent_is_noticed_and_closing_waits_for_nothing(

@@ -80,7 +80,7 @@ def test_a_user_who_may_not_put_right_what_somebody_else_wrote_is_told(
     project.dispatcher.close()
 
 
-@pytest.mark.parametrize(("forbidden", "place"), [("smembers", 0), ("subscribe", 1)])
+@pytest.mark.parametrize(("forbidden", "place"), [("zrange", 0), ("subscribe", 1)])
 def test_a_user_who_may_not_listen_is_told_and_the_worker_tries_ever_less_often(
     own_valkey: RedisServer, settings: Settings, forbidden: str, place: int
 ) -> None:

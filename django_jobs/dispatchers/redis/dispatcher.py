@@ -9,8 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import ConnectionError as ServerGone
 
 from django_jobs.dispatchers.base import Dispatcher, Unavailable
+from django_jobs.dispatchers.redis.bounds import connect_within_bounds, within
 from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, MOST_QUEUES, Keys, score
 from django_jobs.dispatchers.redis.server import Server
@@ -18,9 +20,12 @@ from django_jobs.dispatchers.redis.subscription import RedisSubscription
 from django_jobs.dispatchers.redis.upkeep import Upkeep
 from django_jobs.served import Served
 
-# Seconds that a push waits for a connection, and for each answer; twice when its connection turns out to be dead.
-CONNECT_TIMEOUT = 0.3
+# Seconds that a push waits for each answer, and in all if it finds no connection: a name is looked up then, one address
+# or sentinel after the other is tried, and the login takes some answers.
 ANSWER_TIMEOUT = 0.4
+OPEN_TIMEOUT = 0.8
+# Seconds for one address.
+CONNECT_TIMEOUT = 0.3
 
 
 class RedisDispatcher(Dispatcher):
@@ -111,15 +116,27 @@ class RedisDispatcher(Dispatcher):
     def _send(self, send: Callable[[_Process], Any]) -> None:
         process = self._here()
 
-        def guarded() -> None:
+        def bounded() -> None:
+            until = time.monotonic() + OPEN_TIMEOUT
             with self._server.faults():
-                send(process)
+                try:
+                    send(process)
+                except ServerGone:
+                    process.disconnect()
+                    # Behind a new connection may be an empty server.
+                    process.upkeep = Upkeep()
+                    within(until - time.monotonic(), connect)
+
+        def connect() -> None:
+            send(process)
+            # Perhaps after that time, and it is there for the next one.
+            process.breaker.reset()
 
         try:
-            process.breaker.call(guarded)
+            process.breaker.call(bounded)
         except Unavailable:
             # The connections may lead to a server that has become a replica.
-            process.client.connection_pool.disconnect(inuse_connections=False)
+            process.disconnect()
             raise
 
     def _here(self) -> _Process:
@@ -134,7 +151,12 @@ class _Process:
 
     def __init__(self, server: Server) -> None:
         self.pid = os.getpid()
-        self.client = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT, retries=1)
+        self.client = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT)
+        connect_within_bounds(self.client.connection_pool)
         self.breaker = Breaker()
         self.upkeep = Upkeep()
         self.subscriptions: set[RedisSubscription] = set()
+
+    def disconnect(self) -> None:
+        """Close the connections that nobody uses now."""
+        self.client.connection_pool.disconnect(inuse_connections=False)

@@ -15,7 +15,6 @@ from django_redis.cache import RedisCache
 from django_redis.client import ShardClient
 from django_redis.pool import get_connection_factory
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
@@ -54,14 +53,13 @@ class Server:
                 "special characters of a password as %XX."
             ) from None
 
-    def client(self, *, connect: float, answer: float, retries: int = 0) -> redis.Redis:
+    def client(self, *, connect: float, answer: float) -> redis.Redis:
         """Return a client with a pool of its own; `connect` and `answer` are the seconds it waits for either.
 
-        A connection that turns out to be closed is replaced up to `retries` times; a late answer is not waited for
-        again.
+        It tries everything once.
         """
         pool = self._pool(connect=connect, answer=answer)
-        pool.connection_kwargs["retry"] = Retry(NoBackoff(), retries, supported_errors=(ServerGone,))
+        pool.connection_kwargs["retry"] = Retry(NoBackoff(), 0)
         return redis.Redis(connection_pool=pool)
 
     def key(self, name: str) -> str:
