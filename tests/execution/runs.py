@@ -40,7 +40,7 @@ def run_of(
     with registry.isolated():
         defined = job(name="tests.sample", **options)(func)
     row = row_of(defined.name, payload, attempt=attempt, max_attempts=max_attempts)
-    return Run(row, defined, worker="host.test 7 1.0", manage_connections=manage_connections)
+    return Run(row, defined, worker="host.test pid 7", manage_connections=manage_connections)
 
 
 def outcome_of(func: Callable[..., Any], payload: dict[str, Any] | None = None, **options: Any) -> Any:

@@ -40,7 +40,7 @@ def test_the_entry_tells_what_where_and_when() -> None:
     entry = outcome.error
     assert entry["exception"] == "ValueError"
     assert entry["message"] == "no such order"
-    assert entry["worker"] == "host.test 7 1.0"
+    assert entry["worker"] == "host.test pid 7"
     assert entry["attempt"] == 2
     assert entry["started_at"] == STARTED.isoformat()
     assert entry["failed_at"] >= entry["started_at"]

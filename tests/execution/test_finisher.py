@@ -38,7 +38,7 @@ def ended_run(outcome: Outcome | None = None, row: JobExecution | None = None, *
     row = row or JobExecutionFactory(running=True, max_attempts=3)
     with registry.isolated():
         defined = job(name="tests.ended", **options)(lambda: None)
-    run = Run(row, defined, worker="host.test 7 1.0")
+    run = Run(row, defined, worker="host.test pid 7")
     run.outcome = outcome or Ok()
     return run
 

@@ -19,9 +19,7 @@ from tests.support import wait_for
 @contextlib.contextmanager
 def jobs_of(*functions: Callable[..., Any], **options: Any) -> Iterator[list[Any]]:
     """Register functions as jobs named tests.<function> for the length of the block, and nothing else."""
-    with registry.isolated():
-        for known in registry.all_jobs():
-            registry.unregister(known.name)
+    with registry.isolated(empty=True):
         yield [job(name=f"tests.{function.__name__}", **options)(function) for function in functions]
 
 
