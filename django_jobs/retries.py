@@ -111,7 +111,7 @@ class Retry:
             is_timeout = isinstance(exception, TimedOut) and issubclass(TimeoutError, when)
             return is_timeout or isinstance(exception, when)
         except BaseException:
-            logger.exception("The `when` of a retry raised; the job is not retried.")
+            logger.exception("the `when` of a retry raised; the job is not retried")
             return False
 
     def delay(self, attempt: int, exception: BaseException) -> float:
@@ -145,11 +145,11 @@ def _called(backoff: Callable[[int, BaseException], Any], attempt: int, exceptio
         value = backoff(attempt, exception)
         wait = value.total_seconds() if isinstance(value, timedelta) else float(value)
     except BaseException:
-        logger.exception("A backoff callable raised or did not return a duration; using the default backoff.")
+        logger.exception("a backoff callable raised or did not return a duration; using the default backoff")
         return Backoff().delay(attempt)
     if math.isnan(wait):
-        logger.warning("A backoff callable returned NaN; using the default backoff.")
+        logger.warning("a backoff callable returned NaN; using the default backoff")
         return Backoff().delay(attempt)
     if not 0 <= wait <= MAX_SECONDS:
-        logger.warning("A backoff callable returned %r seconds; limiting that to between 0 and ten years.", wait)
+        logger.warning("a backoff callable returned %r seconds; limiting that to between 0 and ten years", wait)
     return min(max(wait, 0.0), MAX_SECONDS)

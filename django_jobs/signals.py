@@ -58,7 +58,7 @@ def emit(signal: Signal, job: Job[...], execution: JobExecution, **extra: Any) -
     for receiver, answer in answers:
         if isinstance(answer, BaseException):
             logger.error(
-                "A receiver of %s failed for %s %s: %s raised %s: %s",
+                "a receiver of %s failed for %s %s: %s raised %s: %s",
                 _NAMES.get(signal, "a signal"),
                 execution.job_name,
                 execution.pk,

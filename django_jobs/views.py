@@ -70,14 +70,14 @@ def run(request: HttpRequest) -> HttpResponse:
 def _is_authorised(request: HttpRequest) -> bool:
     secret = get_settings().cron_secret
     if secret is None:
-        _log("The URL of django_jobs was called, but CRON_SECRET is not set: everybody gets a 404.")
+        _log("the URL of django_jobs was called, but CRON_SECRET is not set: everybody gets a 404")
         return False
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     # Servers decode the bytes of a header as Latin-1, in which the last one of "à" is a space.
     right = constant_time_compare(token.strip(" \t").encode("latin-1", "replace"), secret.encode())
     if right and scheme.lower() == "bearer":
         return True
-    _log("The URL of django_jobs was called without the right secret: the answer was a 404.", every=LOG_INTERVAL)
+    _log("the URL of django_jobs was called without the right secret: the answer was a 404", every=LOG_INTERVAL)
     return False
 
 

@@ -111,9 +111,9 @@ def _log_failure(error: Exception, what: str) -> None:
     # When the server is at fault, a traceback would add nothing to the text.
     is_known = isinstance(error, Unavailable)
     logger.error(
-        "The dispatcher failed, %s not sent%s; the rows are stored, and workers find them by polling%s",
+        "the dispatcher failed, %s not sent%s; the rows are stored, and workers find them by polling%s",
         what,
         more,
-        f": {error}" if is_known else ".",
+        f": {error}" if is_known else "",
         exc_info=None if is_known else error,
     )

@@ -92,7 +92,7 @@ def call(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception:
-        logger.exception("A worker's wake-up callback raised.")
+        logger.exception("a worker's wake-up callback raised")
 
 
 class _Silent:

@@ -163,4 +163,4 @@ def _store_late(pairs: Sequence[tuple[Job[...], JobExecution]], using: str) -> N
     except Exception:
         # The transaction it belongs to is committed: all that is left is to log what was lost.
         names = ", ".join(str(row) for _job, row in pairs)
-        logger.exception("Lost, since the other database had already committed: %s", names)
+        logger.exception("lost, since the other database had already committed: %s", names)

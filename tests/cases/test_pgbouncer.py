@@ -31,7 +31,7 @@ __all__ = ["make_peer"]
 
 pytestmark = [pytest.mark.postgres, pytest.mark.pgbouncer, pytest.mark.slow, pytest.mark.subprocess]
 
-SAID = "No wake-ups arrive, work is found by polling"
+SAID = "no wake-ups arrive, work is found by polling"
 
 
 @pytest.fixture(params=[True, False], ids=["server-side cursors", "client-side cursors"])
@@ -139,7 +139,7 @@ def test_wake_ups_come_again_when_the_pooler_gives_out_sessions(
         wait_for(lambda: len(caplog.records) == 2, 5, "it said so")
     assert [record.getMessage() for record in caplog.records] == [
         f"{SAID}: {listener.UNHEARD}",
-        "Wake-ups arrive again",
+        "wake-ups arrive again",
     ]
     jobs.mark.push()
     assert peer.woken.wait(5)

@@ -81,7 +81,7 @@ def test_a_failing_dispatcher_is_logged_once_in_a_while_with_the_number_left_out
         assert not announce("default", [uuid7()])
         assert not announce_cancel([uuid7()])
         assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
-            "The dispatcher failed, 1 hint(s) for queue 'default' not sent"
+            "the dispatcher failed, 1 hint(s) for queue 'default' not sent"
         ]
         monkeypatch.setattr(dispatchers, "LOG_INTERVAL", 0.0)
         announce_cancel([uuid7()])
@@ -95,7 +95,7 @@ def test_a_dispatcher_that_cannot_even_be_made_is_logged_too(
     settings.DJANGO_JOBS = {"DISPATCHER": "no.such.module"}
     with caplog.at_level(logging.ERROR, "django_jobs"):
         assert not announce("default", [uuid7()])
-    assert "The dispatcher failed" in caplog.text
+    assert "the dispatcher failed" in caplog.text
 
 
 @pytest.mark.parametrize("tell", [lambda: announce("mail", [uuid7()]), lambda: announce_cancel([uuid7()])])

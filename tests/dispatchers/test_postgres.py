@@ -255,8 +255,8 @@ def test_a_lost_connection_is_made_anew_and_everybody_is_woken_once(
         wait_for(lambda: len(caplog.records) == 2, 5, "it told that it works again")
     assert peer.subscription.problem() is None
     lost, again = (record.getMessage() for record in caplog.records)
-    assert lost.startswith("No wake-ups arrive, work is found by polling: the listening connection is lost: ")
-    assert again == "Wake-ups arrive again"
+    assert lost.startswith("no wake-ups arrive, work is found by polling: the listening connection is lost: ")
+    assert again == "wake-ups arrive again"
     peer.woken.clear()
     pusher.hint("default", [uuid7()])
     assert peer.woken.wait(5)
@@ -308,11 +308,11 @@ def test_a_listener_that_does_not_hear_itself_says_so_once_and_notices_when_it_d
             assert probes.acquire(timeout=5)
         assert peer.subscription.problem() == listener.UNHEARD
         assert [record.getMessage() for record in caplog.records] == [
-            f"No wake-ups arrive, work is found by polling: {listener.UNHEARD}"
+            f"no wake-ups arrive, work is found by polling: {listener.UNHEARD}"
         ]
         monkeypatch.setattr(channel, "send", send)
         wait_for(lambda: peer.subscription.problem() is None, 5, "it hears itself")
-        assert caplog.records[-1].getMessage() == "Wake-ups arrive again"
+        assert caplog.records[-1].getMessage() == "wake-ups arrive again"
     peer.woken.clear()
     pusher.hint("default", [uuid7()])
     assert peer.woken.wait(5)

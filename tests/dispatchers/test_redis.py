@@ -152,7 +152,7 @@ def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_push_and_told
         dispatcher.hint("mail", [id_])
         assert str(id_) in left_of(redis_server)
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"The key {key} of django_jobs on Redis held a string that something else wrote")
+    assert told.startswith(f"the key {key} of django_jobs on Redis held a string that something else wrote")
 
 
 @pytest.mark.parametrize("key", [MAIL, ":1:{django_jobs}:names"])

@@ -58,7 +58,7 @@ def test_an_insert_that_fails_after_that_commit_is_logged_as_lost(caplog: pytest
     refusal = mock.patch.object(transitions, "insert", side_effect=ZeroDivisionError)
     with refusal, caplog.at_level(logging.ERROR, "django_jobs"), transaction.atomic(using="other"):
         row = jobs.mark.push()
-    assert f"Lost, since the other database had already committed: acc.mark {row.pk}" in caplog.text
+    assert f"lost, since the other database had already committed: acc.mark {row.pk}" in caplog.text
 
 
 def test_the_rows_go_where_the_router_says(settings: Any, recorder: RecordingDispatcher) -> None:

@@ -176,7 +176,7 @@ def test_a_failing_dispatcher_fails_no_push(settings: Settings, caplog: pytest.L
         with transaction.atomic():
             other = jobs.mark.push()
     assert JobExecution.objects.filter(pk__in=[row.pk, other.pk]).count() == 2
-    assert "The dispatcher failed" in caplog.text
+    assert "the dispatcher failed" in caplog.text
 
 
 @pytest.mark.django_db

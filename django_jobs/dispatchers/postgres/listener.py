@@ -144,7 +144,7 @@ class Listener:
 
     def _works(self) -> None:
         if self._told:
-            logger.warning("Wake-ups arrive again")
+            logger.warning("wake-ups arrive again")
         self._told.clear()
         self._problem, self._pause = None, FIRST_PAUSE
 
@@ -153,7 +153,7 @@ class Listener:
         self._problem = problem
         if problem not in self._told:
             self._told.add(problem)
-            logger.warning("No wake-ups arrive, work is found by polling: %s", explanation)
+            logger.warning("no wake-ups arrive, work is found by polling: %s", explanation)
 
 
 def _are_shared(connection: BaseDatabaseWrapper, other: BaseDatabaseWrapper) -> bool:

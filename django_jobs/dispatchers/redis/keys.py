@@ -73,8 +73,8 @@ class Keys:
             if name not in self._told:
                 self._told.add(name)
                 logger.warning(
-                    "The key %s of django_jobs on Redis held a %s that something else wrote; it was deleted. Give the "
-                    "other writer another KEY_PREFIX or database.",
+                    "the key %s of django_jobs on Redis held a %s that something else wrote; it was deleted; give the "
+                    "other writer another KEY_PREFIX or database",
                     name,
                     kind.decode(),
                 )
