@@ -26,7 +26,7 @@ from django_jobs import contention
 from django_jobs.contention import is_connection_loss, is_contention, retried
 from django_jobs.models import JobExecution
 from tests.cases.routers import Replica
-from tests.runtime.support import in_thread
+from tests.threads import in_thread
 
 
 def wrapped(cause: Exception, kind: type[DatabaseError] = OperationalError) -> DatabaseError:

@@ -27,9 +27,9 @@ from django_jobs.runtime.startup import DatabaseNotReady
 from tests.acc import jobs
 from tests.factories import WorkerFactory
 from tests.forwarder import forwarded_database
-from tests.runtime.support import in_thread
 from tests.support import ROOT, Ledger, Runjobs, free_port, manage, wait_for
 from tests.test_runjobs import unreachable
+from tests.threads import in_thread
 
 Start = Callable[..., Runjobs]
 

@@ -133,7 +133,7 @@ def test_what_follows_the_last_portion_begins_at_the_rows_that_are_kept(now: Any
 def test_rows_that_another_process_is_deleting_are_passed_over(delete: Any, now: Any) -> None:
     from django.db import transaction
 
-    from tests.runtime.support import in_thread
+    from tests.threads import in_thread
 
     rows = ended(now, 3, 2, 1)
     with transaction.atomic():

@@ -23,7 +23,7 @@ from django_jobs.states import Status
 from tests.admin.support import LIST, page
 from tests.crons import define, end_all, put, skips, state, ticks
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import at_once, in_thread
+from tests.threads import in_thread, race
 
 pytestmark = pytest.mark.django_db
 START = datetime(2027, 3, 1, 12, 0, 30, tzinfo=UTC)
@@ -56,9 +56,9 @@ def test_schedulers_that_meet_at_a_tick_leave_one_row_and_no_error_line(caplog: 
     define("acc.alone")
     processes = [Scheduler(using="default") for _ in range(4)]
     # Their first sight of the jobs meets, too.
-    at_once(*(lambda s=s: s.tick(START) for s in processes))
+    race(*(lambda s=s: s.tick(START) for s in processes))
     for number in range(1, 4):
-        at_once(*(lambda s=s, n=number: s.tick(START + n * MINUTE) for s in processes))
+        race(*(lambda s=s, n=number: s.tick(START + n * MINUTE) for s in processes))
     assert ticks() == [minute(1), minute(2), minute(3)]
     assert ticks("acc.alone") == [minute(1)]
     assert skips("acc.alone") == ("overlap", 2)
@@ -493,7 +493,7 @@ def test_a_tick_and_triggers_at_one_moment_make_one_row_and_leave_a_trace() -> N
 
     ticked = 0
     for number in range(1, 6):
-        _, *answers = at_once(lambda n=number: scheduler.tick(START + n * MINUTE), trigger, trigger)
+        _, *answers = race(lambda n=number: scheduler.tick(START + n * MINUTE), trigger, trigger)
         row = JobExecution.objects.live().get()
         ticked += row.tick_at is not None
         assert [pk for is_new, pk in answers if is_new] == ([] if row.tick_at else [row.pk])

@@ -34,8 +34,8 @@ from tests.admin.support import LIST, WORKERS, page
 from tests.cases.routers import Elsewhere
 from tests.cases.test_stopping import Start, became, canary
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import in_thread
 from tests.support import Ledger, assert_consistent, wait_for
+from tests.threads import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 

@@ -21,8 +21,8 @@ from django_jobs.fields import uuid7
 from tests.acc import jobs
 from tests.dispatchers.contract import DispatcherContract
 from tests.dispatchers.peers import Peer, make_peer
-from tests.runtime.support import at_once
 from tests.support import wait_for
+from tests.threads import race
 
 __all__ = ["make_peer"]
 
@@ -148,7 +148,7 @@ def test_many_threads_notify_at_most_once_in_10_ms_and_nothing_is_lost(
             pusher.hint(f"{thread} {number}", [uuid7()])
             time.sleep(0.001)
 
-    at_once(*(lambda thread=thread: push(thread) for thread in range(6)))
+    race(*(lambda thread=thread: push(thread) for thread in range(6)))
     for queue, event in heard.items():
         assert event.wait(5), queue
     times = [at for at, _ in sent]
@@ -215,7 +215,7 @@ def test_a_thread_whose_connection_is_broken_has_its_hint_sent_by_another(
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
-    at_once(end)
+    race(end)
     pusher.hint("default", [uuid7()])
     assert peer.woken.wait(5)
     connection.close()

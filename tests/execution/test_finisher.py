@@ -27,8 +27,9 @@ from django_jobs.execution.run import Run
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory
-from tests.runtime.support import held, in_thread
+from tests.runtime.support import held
 from tests.support import assert_consistent, wait_for
+from tests.threads import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,8 +18,9 @@ from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.states import Status
 from tests.execution.test_finisher import ended_run
 from tests.factories import JobExecutionFactory
-from tests.runtime.support import held, in_thread
+from tests.runtime.support import held
 from tests.test_contention import BUSY
+from tests.threads import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -3,71 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.dispatch import Signal
 
 from django_jobs import dispatchers
 from django_jobs.models import JobExecution
 from django_jobs.runtime import stage, surplus
-
-T = TypeVar("T")
+from tests.threads import in_thread
 
 
 def rests(delay: float) -> bool:
     """Whether this is what a tick of stage returns that left nothing to do: the interval, less its own time."""
     return surplus.SOON < delay <= stage.INTERVAL
-
-
-def in_thread(call: Callable[[], T]) -> T:
-    """Return the result of the call in a new thread, which has its own connection."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append((True, call()))
-        except BaseException as error:
-            results.append((False, error))
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert results, "the call did not return within 30 s"
-    done, value = results[0]
-    if not done:
-        raise value
-    return value  # type: ignore[no-any-return]
-
-
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Run the calls in threads that start together; return their results, in order."""
-    barrier = threading.Barrier(len(calls))
-    results: list[Any] = [None] * len(calls)
-
-    def run(index: int, call: Callable[[], Any]) -> None:
-        try:
-            barrier.wait(10)
-            results[index] = call()
-        except BaseException as error:
-            results[index] = error
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 def statuses() -> dict[UUID, str]:

@@ -14,8 +14,9 @@ from django_jobs.runtime.rescue import Rescue
 from django_jobs.signals import job_cancelled, job_failed, job_finished
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import at_once, heard, held, hinted, in_thread, statuses
+from tests.runtime.support import heard, held, hinted, statuses
 from tests.support import assert_consistent
+from tests.threads import in_thread, race
 
 pytestmark = pytest.mark.django_db
 INTERVAL = 10.0
@@ -337,7 +338,7 @@ def test_two_processes_rescue_each_row_once(now: datetime) -> None:
     one, other = Looks(now), Looks(now)
     one.looks(2)
     other.looks(2)
-    at_once(one.look, other.look)
+    race(one.look, other.look)
     assert set(JobExecution.objects.values_list("status", "rescues", "attempt")) == {(Status.PENDING, 1, 1)}
 
 

@@ -38,8 +38,9 @@ from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
-from tests.runtime.support import in_thread, statuses
+from tests.runtime.support import statuses
 from tests.support import Ledger, wait_for
+from tests.threads import in_thread
 
 WAYS = (("worker",), ("scheduler",), ("worker", "scheduler"), ("sweep",))
 

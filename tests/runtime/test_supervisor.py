@@ -26,8 +26,8 @@ from django_jobs.runtime.limits import MEGABYTE, Limits, MemoryLimit
 from django_jobs.runtime.options import Options
 from django_jobs.runtime.startup import DatabaseNotReady
 from django_jobs.runtime.supervisor import Supervisor, children_of
-from tests.runtime.support import in_thread
 from tests.support import wait_for
+from tests.threads import in_thread
 
 # What each child begins with: a line in the journal, with its number and when.
 PREFACE = f"""

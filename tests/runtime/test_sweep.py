@@ -12,7 +12,8 @@ from django_jobs.models import JobExecution, Worker
 from django_jobs.runtime import sweep
 from django_jobs.runtime.sweep import Sweep
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import held, hinted, in_thread
+from tests.runtime.support import held, hinted
+from tests.threads import in_thread
 
 pytestmark = pytest.mark.django_db
 

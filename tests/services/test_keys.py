@@ -19,7 +19,7 @@ from tests.acc import jobs
 from tests.acc.models import Thing
 from tests.dispatchers.recording import RecordingDispatcher
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.services.races import InThread, race
+from tests.threads import InThread, race
 
 
 def push_key(key: str = "k", **options: Any) -> JobExecution:

@@ -35,7 +35,7 @@ from tests.acc import jobs
 from tests.acc.models import Thing
 from tests.dispatchers.recording import RecordingDispatcher
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.services.races import race
+from tests.threads import race
 
 
 @pytest.fixture

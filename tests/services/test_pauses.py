@@ -16,7 +16,7 @@ from django_jobs.models import JobState, QueueState
 from django_jobs.services import pauses as services_of_pauses
 from tests.acc import jobs
 from tests.factories import JobStateFactory
-from tests.services.races import race
+from tests.threads import race
 
 pytestmark = pytest.mark.django_db
 

@@ -15,8 +15,8 @@ from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
 from tests.factories import JobExecutionFactory, WorkerFactory
-from tests.runtime.support import at_once, in_thread
 from tests.support import assert_consistent
+from tests.threads import in_thread, race
 from tests.verbs import ENTRY, claim, only, stored
 
 pytestmark = pytest.mark.django_db
@@ -143,7 +143,7 @@ def test_workers_that_claim_at_once_never_share_a_row(now: datetime) -> None:
             taken += [row.pk for row in found]
         return taken
 
-    shares = at_once(*(lambda worker=worker: take_all(worker) for worker in workers))  # type: ignore[misc]
+    shares = race(*(lambda worker=worker: take_all(worker) for worker in workers))  # type: ignore[misc]
     taken = [pk for share in shares for pk in share]
     assert len(taken) == len(set(taken))
     # A worker that finds the best rows locked by others passes them over, and may leave before they are committed.

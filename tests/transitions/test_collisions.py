@@ -17,8 +17,8 @@ from django_jobs import contention, transitions
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import TRANSITIONS, Status
 from tests.factories import JobExecutionFactory, ready_for
-from tests.runtime.support import at_once
 from tests.support import wait_for
+from tests.threads import race
 from tests.verbs import VERBS, claim, describe, finish, only, running, stored
 
 pytestmark = pytest.mark.django_db
@@ -144,7 +144,7 @@ def test_a_batch_survives_a_real_deadlock(now: datetime) -> None:
         wait_for(lambda: not _lockable(first), 20, "the batch holds the first row")
         may_go_on.set()
 
-    fate, answer, _ = at_once(other, batch, watch)
+    fate, answer, _ = race(other, batch, watch)
     assert fate in {"victim", "survivor"}
     assert answer == {first.pk: Status.OK, second.pk: Status.OK}
     assert set(JobExecution.objects.values_list("status", flat=True)) == {"ok"}

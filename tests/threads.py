@@ -1,4 +1,4 @@
-"""Run callables at once, each on a thread and connection of its own."""
+"""Run callables in other threads, each on a connection of its own."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ class InThread:
             return self.future.result(60)
         finally:
             self._pool.shutdown()
+
+
+def in_thread(call: Callable[[], T]) -> T:
+    """Return what the call returns in another thread, or raise what it raises."""
+    return InThread(call).result()  # type: ignore[no-any-return]
