@@ -161,7 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse a request without repeating anything of it."""
         status = HTTPStatus(code)
-        self.close_connection = True
         self._send(status, Answer(status=status.phrase.lower()))
 
     def _send(self, code: HTTPStatus, answer: Answer) -> None:

@@ -18,7 +18,7 @@ from django_jobs.contention import is_connection_loss
 from django_jobs.definition import Job
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import surplus
-from django_jobs.runtime.limited_claims import LimitedClaims
+from django_jobs.runtime.limited_claims import FIRST_REST, LimitedClaims
 from django_jobs.runtime.once import _has_work
 from django_jobs.runtime.stage import Stage
 from django_jobs.runtime.worker import Worker
@@ -260,6 +260,21 @@ def test_a_job_that_is_full_rests_ever_longer_and_is_woken_by_its_end(limited: J
     assert found.ready(["acc.three", "acc.three_of_old"]) == []
     found.wake(["acc.three"])
     assert found.ready(["acc.three"]) == ["acc.three"]
+    rests_for = []
+    for all_taken in (False, False, True, False):
+        found._note("acc.three", all_taken=all_taken)
+        rests_for.append(found._rests.get("acc.three", (0.0, 0.0))[1])
+    assert rests_for == [FIRST_REST, 2 * FIRST_REST, 0.0, FIRST_REST]
+
+
+def test_no_more_rows_are_claimed_from_all_queues_together_than_there_are_slots(
+    limited: Job[...], now: datetime
+) -> None:
+    rows_of(limited, 2, queue="b")
+    best = rows_of(limited, 2, queue="a", priority=50)
+    owner = {"worker_id": WorkerFactory().pk, "now": now}
+    claimed = LimitedClaims(using="default").claims([limited.name], [], ["a", "b"], 2, **owner)
+    assert {row.pk for some in claimed for row in some} == {row.pk for row in best}
 
 
 class TestSurplus:
@@ -449,6 +464,21 @@ class TestOnce:
 
             monkeypatch.setattr(concurrency, "full", full)
             assert _has_work(parts, worker)
+
+    @pytest.mark.parametrize("kind", ["claimed", "due"])
+    def test_a_row_that_is_on_its_way_is_work(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A claim whose rows are not in their slots yet, and one that came due after stage had looked."""
+        tick = Stage(using="default", watch_queues=True)
+        worker = unstarted(observed=tick)
+        parts: Any = SimpleNamespace(stage=tick, liveness=worker._liveness, using="default")
+        assert not _has_work(parts, worker)
+        monkeypatch.setattr(tick, "tick", lambda: 1.0)
+        if kind == "claimed":
+            row = JobExecutionFactory(running=True)
+            JobExecution.objects.filter(pk=row.pk).update(worker_id=worker._liveness.worker_id)
+        else:
+            JobExecutionFactory(scheduled=True, now=clock.now("default") - timedelta(hours=1))
+        assert _has_work(parts, worker)
 
     def test_it_does_not_wait_for_runs_of_other_processes(self) -> None:
         with jobs_of(nothing, concurrency=1) as [one]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from django_jobs.runtime import startup
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import DONE, FAILED, RECYCLED
+from django_jobs.runtime.once import run_once
 from django_jobs.runtime.options import Options, UsageError
 from django_jobs.runtime.runner import Runner
 from django_jobs.runtime.stage import Stage
@@ -39,6 +41,7 @@ from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
 from tests.runtime.support import statuses
+from tests.runtime.workers import jobs_of
 from tests.support import Ledger, wait_for
 from tests.threads import in_thread
 
@@ -432,6 +435,29 @@ class TestOnce:
     @pytest.fixture(autouse=True)
     def _short_end(self, settings: Any) -> None:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DRAIN_TIMEOUT": 0.5, "INTERRUPT_GRACE": 0.5}
+
+    def test_it_runs_what_a_run_pushes_to_a_queue_that_was_not_there(self) -> None:
+        def work() -> None: ...
+
+        def push() -> None:
+            working.using(queue="brand-new").push()
+
+        with jobs_of(push, work) as [pushing, working]:
+            pushing.push()
+            assert once() == DONE
+        assert set(JobExecution.objects.values_list("queue", "status")) == {
+            ("default", Status.OK),
+            ("brand-new", Status.OK),
+        }
+
+    def test_a_request_to_end_reaches_it_while_it_trims(self) -> None:
+        portions = iter(range(3))
+        quick: Any = SimpleNamespace(tick=lambda: 1.0, suspect=lambda: None, portions=lambda now: portions)
+        parts: Any = SimpleNamespace(
+            scheduler=None, sweep=None, worker=None, stage=quick, rescue=quick, trim=quick, using="default"
+        )
+        assert not run_once(parts, lambda seconds: True)
+        assert list(portions) == [1, 2]
 
     def test_it_fires_due_ticks_and_runs_them(self, ledger: Ledger) -> None:
         tick = clock.now("default") - timedelta(minutes=1)

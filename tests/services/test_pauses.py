@@ -118,6 +118,8 @@ def test_a_pause_outlives_a_rename_of_its_job_and_ends_under_the_new_name() -> N
 
         assert pauses.paused("default").jobs == {"acc.new_name", "acc.old_name"}
         assert renamed.pause() is False
+        # As when both names were paused before they became one job.
+        JobStateFactory(job_name="acc.new_name", paused=True)
         assert services.resume_job("acc.old_name") is True
         assert pauses.paused("default").jobs == frozenset()
 
@@ -126,6 +128,20 @@ def test_a_pause_outlives_a_rename_of_its_job_and_ends_under_the_new_name() -> N
 def test_of_several_who_pause_at_once_one_did_it() -> None:
     assert sorted(race(*(lambda: jobs.mark.pause(by="ann") for _ in range(4)))) == [False, False, False, True]
     assert sorted(race(*(jobs.mark.resume for _ in range(4)))) == [False, False, False, True]
+
+
+def test_who_pauses_a_moment_later_takes_nothing_over(monkeypatch: Any) -> None:
+    now = clock.now
+
+    def meanwhile(using: str) -> Any:
+        monkeypatch.undo()
+        assert jobs.mark.pause(by="ann") is True
+        return now(using)
+
+    JobStateFactory(job_name="acc.mark")
+    monkeypatch.setattr(clock, "now", meanwhile)
+    assert jobs.mark.pause(by="ben") is False
+    assert JobState.objects.get().paused_by_name == "ann"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -166,6 +182,20 @@ def test_a_resume_moves_the_cursor_past_ticks_that_nobody_left_out() -> None:
     assert state.skips in {3, 4}
 
 
+def test_a_resume_moves_the_cursor_past_more_ticks_than_are_counted() -> None:
+    now = clock.now("default")
+    with registry.isolated():
+
+        @job(name="acc.each", cron="* * * * * *")
+        def each() -> None: ...
+
+        JobStateFactory(
+            job_name="acc.each", schedule=str(each.cron), last_tick_at=now - timedelta(hours=1), paused=True
+        )
+        each.resume()
+    assert JobState.objects.get().last_tick_at >= now
+
+
 def test_a_resume_between_two_ticks_leaves_the_cursor_alone() -> None:
     now = clock.now("default")
     far = (now + timedelta(days=180)).month
@@ -181,11 +211,25 @@ def test_a_resume_between_two_ticks_leaves_the_cursor_alone() -> None:
     assert JobState.objects.get().skips == 0
 
 
-def test_the_cursor_of_a_schedule_that_is_not_ours_moves_to_now() -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_cursor_of_a_schedule_that_is_not_ours_moves_to_now(is_known: bool) -> None:
     then = clock.now("default") - timedelta(days=3)
     JobStateFactory(job_name="elsewhere.job", schedule="0 * * * * UTC", last_tick_at=then, paused=True)
+    with registry.isolated():
+        if is_known:
+            # By newer code, or older one.
+            job(name="elsewhere.job", cron="* * * * *")(lambda: None)
+        services.resume_job("elsewhere.job")
+    state = JobState.objects.get()
+    assert clock.now("default") - state.last_tick_at < timedelta(seconds=10)
+    assert state.skips == 0
+
+
+def test_the_cursor_of_a_schedule_that_is_not_ours_stays_where_a_tick_fired_by_a_clock_ahead() -> None:
+    ahead = clock.now("default") + timedelta(minutes=1)
+    JobStateFactory(job_name="elsewhere.job", schedule="0 * * * * UTC", last_tick_at=ahead, paused=True)
     services.resume_job("elsewhere.job")
-    assert clock.now("default") - JobState.objects.get().last_tick_at < timedelta(seconds=10)
+    assert JobState.objects.get().last_tick_at == ahead
 
 
 def test_a_scheduler_that_moves_the_cursor_meanwhile_is_not_overwritten(monkeypatch: Any) -> None:
