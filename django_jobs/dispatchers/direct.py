@@ -90,7 +90,7 @@ class _Process:
         """Run these rows; return those that are left to others."""
         runner = self._runner
         if runner is None or runner.is_broken:
-            if self.suspensions or self._is_exiting or not ids:
+            if self.suspensions or not ids:
                 return ids
             runner = self._start()
         return ids if runner is None else runner.put(queue, ids, priority=priority)
@@ -108,6 +108,8 @@ class _Process:
     def _start(self) -> DirectRunner | None:
         """Return a runner; None when the process is ending, and nothing would end what was started."""
         with self._lock:
+            if self._is_exiting:
+                return None
             if self._runner is None or self._runner.is_broken:
                 if not self._is_known_at_exit:
                     try:

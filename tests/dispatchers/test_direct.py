@@ -528,6 +528,32 @@ def test_what_is_pushed_while_the_process_ends_is_left_to_runjobs_without_a_word
     assert caplog.text == ""
 
 
+def test_a_first_push_that_meets_the_end_of_the_process_starts_nothing(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a thread that had just seen that the process does not end started what nobody ends."""
+    dispatcher = mode()
+    monkeypatch.setattr(dispatcher, "_processes", {})
+    here = dispatcher._here()
+
+    lock = here._lock
+
+    class TakenAtTheEnd:
+        def __enter__(self) -> None:
+            here._lock = lock
+            here._exit()
+            lock.acquire()
+
+        def __exit__(self, *args: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(here, "_lock", TakenAtTheEnd())
+    row = mark.push()
+    assert here._runner is None
+    row.refresh_from_db()
+    assert row.status == Status.PENDING
+
+
 def test_a_forked_child_begins_anew_and_touches_nothing_of_its_parent(
     mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
