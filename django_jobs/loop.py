@@ -20,6 +20,8 @@ logger = logging.getLogger("django_jobs.loop")
 MAX_BACKOFF = 5.0
 # Seconds after which an unused connection is closed: something on the way to the server might drop it silently.
 IDLE_CONNECTION = 30.0
+# Seconds between log lines about a fault that comes and goes.
+LOG_INTERVAL = 30.0
 
 
 class Tick(Protocol):
@@ -57,12 +59,37 @@ def start_thread(
     return thread
 
 
+class Told:
+    """Which kinds of faults were logged: each once until all is well, and seldom if it comes and goes."""
+
+    def __init__(self) -> None:
+        # When each kind was told of last, and those of them that are not over.
+        self._at: dict[str, float] = {}
+        self._open: set[str] = set()
+
+    def is_news(self, kind: str) -> bool:
+        """Whether to tell of a fault, which then counts as told."""
+        now = time.monotonic()
+        if kind in self._open or now - self._at.get(kind, float("-inf")) < LOG_INTERVAL:
+            return False
+        self._open.add(kind)
+        self._at[kind] = now
+        return True
+
+    def end(self) -> bool:
+        """All is well; return whether to tell of that, since a fault was told of."""
+        was_told, now = bool(self._open), time.monotonic()
+        self._open.clear()
+        self._at = {kind: at for kind, at in self._at.items() if now - at < LOG_INTERVAL}
+        return was_told
+
+
 class Loop:
     """Calls `tick` again and again in a daemon thread, each time after the delay it returned, or at once on wake().
 
     When a tick raises, its database connections are closed, and it is tried again after a pause that grows to
-    `max_backoff` seconds. Each kind of error is logged once until the tick succeeds again, so that an outage neither
-    ends the thread nor floods the log.
+    `max_backoff` seconds. Each kind of error is logged once until the tick succeeds again, and not again within
+    LOG_INTERVAL, so that no outage ends the thread or floods the log.
     """
 
     def __init__(
@@ -81,7 +108,7 @@ class Loop:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._told: set[str] = set()
+        self._told = Told()
         # When the next tick is due, or when the current one began.
         self._due_at = time.monotonic()
 
@@ -138,17 +165,16 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - logged, and tried again
             return self._failed(error)
         if self._failures:
-            logger.warning("%s works again after %d failures", self.name, self._failures)
+            if self._told.end():
+                logger.warning("%s works again after %d failures", self.name, self._failures)
             self._failures = 0
-            self._told.clear()
         return max(delay, 0.0)
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1
         # In one line: drivers explain at length, and all threads fail at the same time.
         kind = " ".join(f"{type(error).__name__}: {error}".split())
-        if kind not in self._told:
-            self._told.add(kind)
+        if self._told.is_news(kind):
             logger.warning(
                 "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
             )

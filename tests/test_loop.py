@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_jobs import loop as loops
 from django_jobs.loop import MAX_BACKOFF, Loop
 
 FOR_EVER = 3600.0
@@ -173,19 +174,39 @@ def test_a_loop_may_try_again_sooner() -> None:
     assert all(loop._once() <= 1.0 for _ in range(20))
 
 
-def test_one_kind_of_error_is_logged_once_until_a_tick_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("interval", [30.0, 0.0])
+def test_one_kind_of_error_is_logged_once_until_a_tick_succeeds_and_seldom_when_it_comes_and_goes(
+    interval: float, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "LOG_INTERVAL", interval)
     first, other, third = ValueError("boom"), ValueError("bang"), KeyError("boom")
-    loop = Loop(Ticks(first, first, other, first, third, other, 0.0, first, 0.0), name="sample")
-    for _ in range(9):
+    loop = Loop(Ticks(first, first, other, first, 0.0, other, 0.0, third, other, 0.0), name="sample")
+    for _ in range(10):
         loop._once()
+    again = ["sample failed and will try again: ValueError: bang"] * (not interval)
     assert lines(caplog) == [
         "sample failed and will try again: ValueError: boom",
         "sample failed and will try again: ValueError: bang",
+        "sample works again after 4 failures",
+        *again,
+        *["sample works again after 1 failures"] * len(again),
         "sample failed and will try again: KeyError: 'boom'",
-        "sample works again after 6 failures",
-        "sample failed and will try again: ValueError: boom",
-        "sample works again after 1 failures",
+        *again,
+        "sample works again after 2 failures",
     ]
+
+
+def test_an_error_that_came_and_went_is_logged_when_it_stays(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(Ticks(ValueError("boom"), 0.0, ValueError("boom")), name="sample")
+    for _ in range(3):
+        loop._once()
+    assert len(lines(caplog)) == 2
+    monkeypatch.setattr(loops, "LOG_INTERVAL", 0.0)
+    for _ in range(2):
+        loop._once()
+    assert lines(caplog)[2:] == ["sample failed and will try again: ValueError: boom"]
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])

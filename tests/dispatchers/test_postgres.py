@@ -262,6 +262,17 @@ def test_a_lost_connection_is_made_anew_and_everybody_is_woken_once(
     assert peer.woken.wait(5)
 
 
+def test_a_connection_lost_again_and_again_is_told_of_once(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    listening = peer.dispatcher._peers._listener
+    assert listening is not None
+    with caplog.at_level(logging.WARNING, "django_jobs"):
+        for _ in range(3):
+            heard = listening._heard
+            end_sessions()
+            wait_for(lambda heard=heard: listening._heard > heard, 5, "it hears itself on a new connection")
+    assert [record.getMessage() == "wake-ups arrive again" for record in caplog.records] == [False, True]
+
+
 def test_while_the_server_is_away_the_problem_is_told_without_its_address_and_the_log_stays_short(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
