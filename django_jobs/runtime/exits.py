@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 # Exit codes. A second signal ends with 128 + its number.
 DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
 
 # Seconds for what Python waits for when a process ends: non-daemon threads and exit hooks of the project.
 LINGER = 2.0
+# Seconds for the last words of a process; what holds up its end may be that nobody reads them.
+LAST_WORDS = 0.5
 
 
 def end_soon(code: int) -> None:
@@ -20,14 +23,19 @@ def end_soon(code: int) -> None:
 
     These are threads that they started, and those in which coroutines run synchronous code.
     """
-
-    def end() -> None:
-        flush_streams()
-        os._exit(code)
-
-    timer = threading.Timer(LINGER, end)
+    timer = threading.Timer(LINGER, end_now, (code, flush_streams))
     timer.daemon = True
     timer.start()
+
+
+def end_now(code: int, last_words: Callable[[], None]) -> None:
+    """End this process, whatever holds it up."""
+    thread = threading.Thread(target=last_words, daemon=True)
+    # Raised when the system, or Python at its own end, starts no thread any more.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(LAST_WORDS)
+    os._exit(code)
 
 
 def flush_streams() -> None:

@@ -22,7 +22,7 @@ from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
-from django_jobs.runtime.exits import DONE, FAILED, RECYCLED, flush_streams
+from django_jobs.runtime.exits import DONE, FAILED, RECYCLED, end_now, flush_streams
 from django_jobs.runtime.forks import detach_forks
 from django_jobs.runtime.garbage import rare_collections
 from django_jobs.runtime.health import Health
@@ -215,12 +215,12 @@ class Runner:
 
     def _end(self, worker: Worker | None, request: StopRequest) -> int:
         """Stop claiming, let runs end, hand back the rest, close the worker's row; return the exit code."""
-        (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
         self._health.drain()
-        if worker is not None and (running := len(worker.running())):
-            logger.info("waiting up to %g s for %d running; a second signal ends at once", self._drain, running)
         deadline = time.monotonic() + self._drain + self._after_drain
         with self._ended_by(deadline - 0.2):
+            (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
+            if worker is not None and (running := len(worker.running())):
+                logger.info("waiting up to %g s for %d running; a second signal ends at once", self._drain, running)
             # All but the beat: a draining worker is alive.
             for loop in self._loops[1:]:
                 loop.stop()
@@ -248,17 +248,14 @@ class Runner:
 
     @contextlib.contextmanager
     def _ended_by(self, deadline: float) -> Iterator[None]:
-        """End the process by force when the block takes too long, for instance because the database does not answer."""
+        """End the process by force when the block takes too long, as when the database or a reader of the log hangs."""
         if not self._requests.has_signals:
             # This process is not ours to end.
             yield
             return
 
-        def give_up() -> None:
-            logger.critical("the end took too long; executions that still run here will be rescued")
-            os._exit(FAILED)
-
-        timer = threading.Timer(max(deadline - time.monotonic(), 0.0), give_up)
+        words = partial(logger.critical, "the end took too long; executions that still run here will be rescued")
+        timer = threading.Timer(max(deadline - time.monotonic(), 0.0), end_now, (FAILED, words))
         timer.daemon = True
         timer.start()
         try:

@@ -197,12 +197,13 @@ class Supervisor:
         """Have all children end at the same time; return the exit code."""
         if isinstance(request, int):
             return request
-        logger.info("stopping: %s", request.reason)
         self._health.drain()
         # The exit code of a child that had ended before does not count.
         left = running = [member for member in self._members if self._goes_on(member)]
         for member in running:
             self._signal(member, signal.SIGTERM)
+        # After the signals, as a reader of the log that hangs must hold up nobody else.
+        logger.info("stopping: %s", request.reason)
         deadline = time.monotonic() + get_settings().drain_timeout + AFTER_DRAIN + LINGER
         while (left := [member for member in left if self._goes_on(member)]) and time.monotonic() < deadline:
             time.sleep(0.02)

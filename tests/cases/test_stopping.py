@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +15,13 @@ from typing import Any
 import pytest
 
 from django_jobs.models import JobExecution, Worker
+from django_jobs.runtime.exits import LINGER
 from django_jobs.runtime.stopping import StopRequest, StopRequests
 from django_jobs.states import Status
 from tests.acc import jobs
 from tests.factories import JobExecutionFactory
 from tests.forwarder import forwarded_database
-from tests.support import Ledger, Runjobs, assert_consistent, became, wait_for
+from tests.support import SHORT, Ledger, Runjobs, assert_consistent, became, child_environment, wait_for
 
 Start = Callable[..., Runjobs]
 
@@ -224,3 +230,35 @@ def test_a_signal_ends_the_start_also_when_the_database_never_answers(runjobs: S
         assert process.process.poll() is None, process.output
         assert seconds_to_end(process, within=10) < 5
         assert process.process.returncode == 0, process.output
+
+
+# A reader of its output that reads no more
+
+
+@pytest.mark.subprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(("stream", "code"), [("stdout", 0), ("stderr", 1)])
+def test_a_stop_takes_27_seconds_at_most_also_when_nobody_reads_what_it_says(
+    stream: str, code: int, transactional_db: None
+) -> None:
+    """Fault: it waited to log that it stops, or to flush what it has printed, until it was killed."""
+    reader, writer = os.pipe()
+    streams: dict[str, int] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: writer}
+    environment = child_environment(
+        DJANGO_JOBS_OVERRIDES=json.dumps({**SHORT, "DRAIN_TIMEOUT": 0.5}), PYTHONUNBUFFERED=""
+    )
+    process = subprocess.Popen([sys.executable, "-m", "django", "runjobs"], env=environment, **streams)
+    try:
+        became(jobs.mark.push(), Status.OK, 60)
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b".")
+        os.set_blocking(writer, True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(0.5 + AFTER_DRAIN + LINGER + 1) == code
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        os.close(writer)
