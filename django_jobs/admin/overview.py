@@ -16,10 +16,9 @@ from django_jobs.reading.overview import FINISHED, LIVE, JobFacts, Kind, read_ov
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
 
     from django_jobs.definition import Job
-    from django_jobs.models import JobExecution, JobState
+    from django_jobs.models import JobExecution
     from django_jobs.reading.figures import Figure
     from django_jobs.reading.queues import QueueFacts
 
@@ -53,10 +52,6 @@ class Line:
         return self.facts.job
 
     @property
-    def pause(self) -> JobState | None:
-        return self.facts.pause
-
-    @property
     def last(self) -> JobExecution | None:
         return self.facts.last
 
@@ -66,16 +61,12 @@ class Line:
         return escape(self.job.description)
 
     @property
-    def next_run(self) -> datetime | None:
-        return self.facts.next_run
-
-    @property
     def next_moment(self) -> str:
-        return words.moment(self.next_run)
+        return words.moment(self.facts.next_run)
 
     @property
     def next_in(self) -> str:
-        return words.short_duration(self.next_run - self.facts.now) if self.next_run else ""
+        return words.short_duration(due - self.facts.now) if (due := self.facts.next_run) else ""
 
     @property
     def priority(self) -> str:
@@ -96,11 +87,11 @@ class Line:
 
     @property
     def is_paused(self) -> bool:
-        return self.pause is not None
+        return self.facts.pause is not None
 
     @property
     def paused_since(self) -> str:
-        return words.moment(self.pause.paused_at) if self.pause else ""
+        return words.moment(self.facts.pause.paused_at) if self.facts.pause else ""
 
     @property
     def skips(self) -> str:
@@ -109,10 +100,6 @@ class Line:
     @property
     def last_skip(self) -> str:
         return words.moment(self.facts.state.last_skip_at) if self.facts.state else ""
-
-    @property
-    def why_skipped(self) -> Any:
-        return self.facts.why_skipped
 
     @property
     def has_button(self) -> bool:
@@ -143,10 +130,6 @@ class QueueLine:
     @property
     def paused_since(self) -> str:
         return words.moment(self.facts.pause.paused_at) if self.facts.pause else ""
-
-    @property
-    def paused_by(self) -> str:
-        return self.facts.pause.paused_by_name if self.facts.pause else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,10 +106,10 @@ def test_the_next_run_is_shown_in_local_time(admin: Admin, settings: Any) -> Non
     found = line(admin, "shop.nightly")
 
     # 03:00 in Tokyo, which has no summer time.
-    assert (found.next_run.hour, found.next_run.minute) == (18, 0)
-    assert before < found.next_run <= clock.now(jobs_alias()) + timedelta(days=1)
+    assert (found.facts.next_run.hour, found.facts.next_run.minute) == (18, 0)
+    assert before < found.facts.next_run <= clock.now(jobs_alias()) + timedelta(days=1)
     assert re.search(r"20\d\d-\d\d-\d\d (19:00:00 CET|20:00:00 CEST) in ", words(admin))
-    assert line(admin, "shop.receipt").next_run is None
+    assert line(admin, "shop.receipt").facts.next_run is None
 
 
 @pytest.mark.medium
