@@ -296,7 +296,7 @@ def test_the_page_of_jobs_shows_when_a_changed_schedule_comes_next(
     client.force_login(admin_user)
     before = clock.now("default")
     [shown] = client.get(JOBS).context["overview"].lines
-    assert changed.cron.next_after(before) <= shown.next_run <= changed.cron.next_after(clock.now("default"))
+    assert changed.cron.next_after(before) <= shown.facts.next_run <= changed.cron.next_after(clock.now("default"))
     Scheduler(using="default").tick()
     assert ticks() == []
 
