@@ -197,11 +197,36 @@ def test_a_thread_without_a_connection_opens_none(pusher: DatabaseDispatcher, pe
         pusher.hint("default", [uuid7()])
         opened.append(connection.connection)
 
-    thread = threading.Thread(target=push)
-    thread.start()
-    thread.join(10)
-    assert peer.woken.wait(5)
-    assert opened == [None]
+    # Another thread sends it, and the second time there has to be a new one.
+    for _ in range(2):
+        peer.woken.clear()
+        race(push)
+        assert peer.woken.wait(5)
+        wait_for(lambda: "django_jobs notify" not in {thread.name for thread in threading.enumerate()}, 5, "it ends")
+    assert opened == [None, None]
+
+
+def test_the_sending_threads_connection_is_made_anew_when_it_is_broken(
+    pusher: DatabaseDispatcher, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "LINGER", 1.0)
+    send, pids = channel.send, list[int]()
+
+    def send_and_note(own: Any, message: Message) -> None:
+        send(own, message)
+        pids.append(own.connection.info.backend_pid)
+
+    def arrives() -> bool:
+        peer.woken.clear()
+        # In a thread that has no connection.
+        race(lambda: pusher.hint("default", [uuid7()]))
+        return peer.woken.wait(0.3)
+
+    monkeypatch.setattr(channel, "send", send_and_note)
+    wait_for(arrives, 5, "it is sent")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [pids[-1]])
+    wait_for(arrives, 5, "it is sent again")
 
 
 def test_a_thread_whose_connection_is_broken_has_its_hint_sent_by_another(
@@ -365,9 +390,15 @@ def test_with_a_driver_that_cannot_listen_the_start_line_and_the_problem_say_why
         channel.missing_driver.cache_clear()
 
 
-def test_the_alias_to_listen_on_may_be_another_one(pusher: DatabaseDispatcher, make_peer: Callable[..., Peer]) -> None:
-    peer = make_peer(LISTEN="default")
+def test_the_alias_to_listen_on_may_be_another_one(
+    pusher: DatabaseDispatcher, make_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aliases, open_listener = list[str](), channel.open_listener
+    # As if both led to the same database.
+    monkeypatch.setattr(channel, "open_listener", lambda alias: aliases.append(alias) or open_listener("default"))
+    peer = make_peer(LISTEN="other")
     peer.hear_nothing_yet()
+    assert aliases == ["other"]
     pusher.hint("default", [uuid7()])
     assert peer.woken.wait(5)
 

@@ -155,6 +155,13 @@ class TestSupervisor:
         assert process.codes == []
         assert len(process.lines("start", 2)) == 1
 
+    def test_a_child_that_can_work_after_all_does_not_count_as_refused(self, fleet: Start, monkeypatch: Any) -> None:
+        monkeypatch.setattr(module, "PAUSE_OF_REFUSED", 0.1)
+        first = "number == 1 and len(open(sys.argv[1]).read().split('1 start')) == 2"
+        process = fleet(f"{first} and os._exit({USAGE})\n{UNTIL_TOLD}", processes=2)
+        process.has_started(2, number=1)
+        assert process.supervisor._members[0].refusal is None
+
     def test_all_children_are_told_at_the_same_time(self, fleet: Start) -> None:
         process = fleet(UNTIL_TOLD, processes=3)
         process.has_started(3)
@@ -186,11 +193,13 @@ class TestSupervisor:
         assert time.monotonic() - began >= 1
         assert "did not end in time" in caplog.text
 
-    def test_a_child_that_fails_while_it_ends_makes_it_a_failure(self, fleet: Start) -> None:
-        code = "signal.signal(signal.SIGTERM, lambda *args: os._exit(1)); note('failing'); time.sleep(60)"
-        process = fleet(code, processes=2)
-        wait_for(lambda: len(process.lines("failing")) == 2, 10, "both are there")
-        assert process.stop() == FAILED
+    @pytest.mark.parametrize(("end", "code"), [(1, FAILED), (RECYCLED, DONE)])
+    def test_a_child_that_fails_while_it_ends_makes_it_a_failure(self, fleet: Start, end: int, code: int) -> None:
+        process = fleet(
+            f"signal.signal(signal.SIGTERM, lambda *args: os._exit({end})); note('ending'); time.sleep(60)", processes=2
+        )
+        wait_for(lambda: len(process.lines("ending")) == 2, 10, "both are there")
+        assert process.stop() == code
 
     def test_a_child_that_shows_life_no_more_is_killed_and_replaced(
         self, fleet: Start, monkeypatch: Any, caplog: Any, settings: Any
