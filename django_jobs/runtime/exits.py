@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 # Exit codes. A second signal ends with 128 + its number.
 DONE, FAILED, USAGE, NO_DATABASE, RECYCLED = 0, 1, 2, 3, 4
@@ -36,6 +37,21 @@ def end_now(code: int, last_words: Callable[[], None]) -> None:
         thread.start()
         thread.join(LAST_WORDS)
     os._exit(code)
+
+
+@contextlib.contextmanager
+def ended_by(deadline: float, last_words: Callable[[], None], *, is_ours: bool) -> Iterator[None]:
+    """End this process, if it is ours, when the block takes too long: the database or a reader of logs may hang."""
+    if not is_ours:
+        yield
+        return
+    timer = threading.Timer(max(deadline - time.monotonic(), 0.0), end_now, (FAILED, last_words))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def flush_streams() -> None:

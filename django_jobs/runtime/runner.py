@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 
@@ -22,7 +22,7 @@ from django_jobs.loop import MAX_BACKOFF, Loop, Tick
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
-from django_jobs.runtime.exits import DONE, FAILED, RECYCLED, end_now, flush_streams
+from django_jobs.runtime.exits import DONE, FAILED, RECYCLED, ended_by, flush_streams
 from django_jobs.runtime.forks import detach_forks
 from django_jobs.runtime.garbage import rare_collections
 from django_jobs.runtime.health import Health
@@ -217,7 +217,8 @@ class Runner:
         """Stop claiming, let runs end, hand back the rest, close the worker's row; return the exit code."""
         self._health.drain()
         deadline = time.monotonic() + self._drain + self._after_drain
-        with self._ended_by(deadline - 0.2):
+        words = "the end took too long; executions that still run here will be rescued"
+        with ended_by(deadline - 0.2, partial(logger.critical, words), is_ours=self._requests.has_signals):
             (logger.error if request.is_failure else logger.info)("stopping: %s", request.reason)
             if worker is not None and (running := len(worker.running())):
                 logger.info("waiting up to %g s for %d running; a second signal ends at once", self._drain, running)
@@ -245,23 +246,6 @@ class Runner:
         logger.warning("a handler could not be stopped; this process restarts to get rid of its thread")
         flush_streams()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command
-
-    @contextlib.contextmanager
-    def _ended_by(self, deadline: float) -> Iterator[None]:
-        """End the process by force when the block takes too long, as when the database or a reader of the log hangs."""
-        if not self._requests.has_signals:
-            # This process is not ours to end.
-            yield
-            return
-
-        words = partial(logger.critical, "the end took too long; executions that still run here will be rescued")
-        timer = threading.Timer(max(deadline - time.monotonic(), 0.0), end_now, (FAILED, words))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _beat(self, now: datetime | None = None) -> float:
         """Beat; called by the loop, and by rescue before each look."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from django.db import Error, connections
 
@@ -19,7 +20,7 @@ from django_jobs.execution.engine import AFTER_DRAIN
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
-from django_jobs.runtime.exits import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE, ended
+from django_jobs.runtime.exits import DONE, FAILED, LINGER, NO_DATABASE, RECYCLED, USAGE, ended, ended_by
 from django_jobs.runtime.health_port import health_port
 from django_jobs.runtime.heartbeat_file import heartbeat_file
 from django_jobs.runtime.lifeline import Lifeline
@@ -202,15 +203,17 @@ class Supervisor:
         left = running = [member for member in self._members if self._goes_on(member)]
         for member in running:
             self._signal(member, signal.SIGTERM)
-        # After the signals, as a reader of the log that hangs must hold up nobody else.
-        logger.info("stopping: %s", request.reason)
         deadline = time.monotonic() + get_settings().drain_timeout + AFTER_DRAIN + LINGER
-        while (left := [member for member in left if self._goes_on(member)]) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for member in left:
-            logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
-            self._signal(member, signal.SIGKILL)
-        codes = {member.process.wait() for member in running if member.process is not None}
+        words = partial(logger.critical, "the end took too long")
+        with ended_by(deadline + LINGER / 2, words, is_ours=self._requests.has_signals):
+            # After the signals, as a reader of the log that hangs must hold up nobody else.
+            logger.info("stopping: %s", request.reason)
+            while (left := [member for member in left if self._goes_on(member)]) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            for member in left:
+                logger.critical("%s did not end in time and is killed; its rows will be rescued", member.child)
+                self._signal(member, signal.SIGKILL)
+            codes = {member.process.wait() for member in running if member.process is not None}
         return DONE if codes <= ORDERLY else FAILED
 
     def _goes_on(self, member: Member) -> bool:

@@ -237,9 +237,10 @@ def test_a_signal_ends_the_start_also_when_the_database_never_answers(runjobs: S
 
 @pytest.mark.subprocess
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--processes", "1"]], ids=["one", "supervised"])
 @pytest.mark.parametrize(("stream", "code"), [("stdout", 0), ("stderr", 1)])
 def test_a_stop_takes_27_seconds_at_most_also_when_nobody_reads_what_it_says(
-    stream: str, code: int, transactional_db: None
+    stream: str, code: int, options: list[str], transactional_db: None
 ) -> None:
     """Fault: it waited to log that it stops, or to flush what it has printed, until it was killed."""
     reader, writer = os.pipe()
@@ -247,7 +248,7 @@ def test_a_stop_takes_27_seconds_at_most_also_when_nobody_reads_what_it_says(
     environment = child_environment(
         DJANGO_JOBS_OVERRIDES=json.dumps({**SHORT, "DRAIN_TIMEOUT": 0.5}), PYTHONUNBUFFERED=""
     )
-    process = subprocess.Popen([sys.executable, "-m", "django", "runjobs"], env=environment, **streams)
+    process = subprocess.Popen([sys.executable, "-m", "django", "runjobs", *options], env=environment, **streams)
     try:
         became(jobs.mark.push(), Status.OK, 60)
         os.set_blocking(writer, False)
@@ -256,7 +257,7 @@ def test_a_stop_takes_27_seconds_at_most_also_when_nobody_reads_what_it_says(
                 os.write(writer, b".")
         os.set_blocking(writer, True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(0.5 + AFTER_DRAIN + LINGER + 1) == code
+        assert process.wait(0.5 + AFTER_DRAIN + 2 * LINGER + 1) == code
     finally:
         process.kill()
         process.wait()
