@@ -17,7 +17,7 @@ from django_jobs.conf import get_settings
 from django_jobs.execution.backlog import Backlog, Entry
 from django_jobs.execution.engine import AFTER_DRAIN, GOODBYE, Engine
 from django_jobs.execution.liveness import Liveness
-from django_jobs.loop import IDLE_CONNECTION, MAX_BACKOFF, Loop
+from django_jobs.loop import IDLE_CONNECTION, LOG_INTERVAL, MAX_BACKOFF, Loop
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
 
@@ -26,8 +26,6 @@ logger = logging.getLogger("django_jobs.direct")
 ROLE = "direct"
 # Rows; about 4 MB. Those that do not fit are left to `runjobs`, as are all when this process dies.
 BACKLOG_MAX = 10_000
-# Seconds between log lines about a full backlog.
-LOG_INTERVAL = 30.0
 # Seconds until a pending row that was not claimed, perhaps because another transaction holds it, is tried again;
 # sooner for a job at its limit, as its runs in other processes may end.
 AGAIN = 1.0
