@@ -249,10 +249,20 @@ def test_a_failed_look_begins_the_count_anew(now: datetime) -> None:
     with pytest.raises(OperationalError):
         process.look()
     outage = False
-    process.looks(2)
+    # It is tried again soon.
+    process.look(after=0.3)
+    process.look()
     assert statuses() == {row.pk: Status.RUNNING}
     process.look()
     assert statuses() == {row.pk: Status.PENDING}
+
+
+def test_a_row_that_was_held_for_a_moment_is_not_ended_instead(now: datetime, monkeypatch: Any) -> None:
+    row = lost(now)
+    # As if its holder had let go of it between the two statements.
+    monkeypatch.setattr(transitions, "rescue", lambda *args, **options: [])
+    Looks(now).looks(3)
+    assert statuses() == {row.pk: Status.RUNNING}
 
 
 def test_looks_that_come_too_soon_do_not_count(now: datetime) -> None:
