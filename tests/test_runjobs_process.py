@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from django_jobs.models import JobExecution, Worker
 from django_jobs.states import Status
 from tests.acc import jobs
-from tests.support import Ledger, Runjobs, assert_consistent, child_environment, wait_for
+from tests.support import ROOT, Ledger, Runjobs, assert_consistent, child_environment, wait_for
 
 pytestmark = pytest.mark.subprocess
 
@@ -41,6 +42,23 @@ def test_a_killed_process_is_reaped_and_leaves_its_row_running(runjobs: Callable
     row.refresh_from_db()
     assert row.status == Status.RUNNING
     assert ledger.ends(row.pk) == []
+
+
+def test_a_second_ctrl_c_that_comes_when_all_is_over_but_the_exit_hooks_shows_no_traceback(
+    runjobs: Callable[..., Runjobs], tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "slow_exit.py").write_text(
+        "import atexit, pathlib, time\n"
+        "from tests.settings import *\n"
+        f"atexit.register(lambda: (pathlib.Path({str(begun)!r}).touch(), time.sleep(30)))\n"
+    )
+    process = runjobs(DJANGO_SETTINGS_MODULE="slow_exit", PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}").wait_ready()
+    process.kill(signal.SIGINT)
+    wait_for(begun.exists, 20, "the exit hooks have begun")
+    process.kill(signal.SIGINT)
+    process.wait(10)
+    assert "KeyboardInterrupt" not in process.output
 
 
 def test_a_reader_of_its_output_that_has_left_makes_no_failure_of_its_end(transactional_db: None) -> None:

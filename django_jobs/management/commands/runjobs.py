@@ -13,6 +13,7 @@ Exit codes:
 from __future__ import annotations
 
 import contextlib
+import signal
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ class Command(BaseCommand):
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
             raise
         finally:
+            # A second Ctrl-C that comes so late ends it as well, and not with the traceback of a KeyboardInterrupt.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             end_soon(code)
             let_go()
 
