@@ -188,11 +188,14 @@ def test_every_score_is_a_whole_number_that_a_double_holds(priority: int) -> Non
 def test_a_queue_that_nobody_serves_keeps_a_bounded_number_of_ids_for_a_bounded_time(
     dispatcher: RedisDispatcher, redis_server: RedisServer
 ) -> None:
+    urgent = uuid7()
+    dispatcher.hint("mail", [urgent], priority=50)
     for _ in range(3):
         dispatcher.hint("mail", [uuid7() for _ in range(1500)])
     assert len(left_of(redis_server)) == keys.MOST
     for _ in range(250):
         dispatcher.hint("mail", [uuid7()])
+    assert left_of(redis_server)[0] == str(urgent)
     assert len(left_of(redis_server)) <= keys.MOST + upkeep.PORTION
     with redis_server.client() as client:
         assert client.ttl(MAIL) > 0
