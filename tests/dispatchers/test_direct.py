@@ -254,14 +254,16 @@ def test_rows_that_others_took_or_ended_are_forgotten(mode: Callable[..., Direct
 def test_a_row_that_runs_here_already_is_forgotten_and_one_whose_claim_lost_its_reply_is_not(
     mode: Callable[..., DirectDispatcher],
 ) -> None:
-    dispatcher, release = mode(), threading.Event()
+    dispatcher, begun, release = mode(), threading.Event(), threading.Event()
 
     def work() -> None:
+        begun.set()
         release.wait(10)
 
     with jobs_of(work) as [working]:
         row = working.push()
-        wait_for(lambda: JobExecution.objects.running().exists(), 10, "it runs")
+        # Not once the row says so: its claim is written before this process takes it over.
+        assert begun.wait(10)
         runner = runner_of(dispatcher)
         stray = JobExecutionFactory(job_name="tests.work", running=True)
         JobExecution.objects.filter(pk=stray.pk).update(worker_id=runner._liveness.worker_id)
