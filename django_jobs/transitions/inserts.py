@@ -27,17 +27,19 @@ def insert(executions: Sequence[JobExecution], *, now: datetime, using: str) -> 
         if not later:
             row.scheduled_at = now
         row.status = Status.SCHEDULED if later else Status.PENDING
-    if len(executions) == 1:
-        _insert_one(executions[0], connections[using])
-    else:
-        JobExecution.objects.using(using).bulk_create(executions)
+    # As in save(): after an error, the caller's transaction must be rolled back before anything else. Since Django 6.1,
+    # bulk_create() does not see to it when one statement is enough.
+    with transaction.mark_for_rollback_on_error(using=using):
+        if len(executions) == 1:
+            _insert_one(executions[0], connections[using])
+        else:
+            JobExecution.objects.using(using).bulk_create(executions)
 
 
 def _insert_one(row: JobExecution, connection: BaseDatabaseWrapper) -> None:
     # Model.save() takes twice as long for forty fields. Columns without a value become NULL.
     names, values = rows.filled(row, connection)
     statement = f"INSERT INTO {rows.TABLE} ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))})"
-    # As in save(): after an error, the caller's transaction must be rolled back before anything else.
-    with transaction.mark_for_rollback_on_error(using=connection.alias), connection.cursor() as cursor:
+    with connection.cursor() as cursor:
         cursor.execute(statement, values)
     row._state.adding, row._state.db = False, connection.alias
