@@ -224,6 +224,8 @@ def test_the_sending_threads_connection_is_made_anew_when_it_is_broken(
 
     monkeypatch.setattr(channel, "send", send_and_note)
     wait_for(arrives, 5, "it is sent")
+    # What is sent may arrive before it is noted.
+    wait_for(lambda: pids, 5, "its connection is known")
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [pids[-1]])
     wait_for(arrives, 5, "it is sent again")
