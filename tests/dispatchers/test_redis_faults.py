@@ -235,7 +235,7 @@ def test_a_worker_started_while_the_server_is_down_is_woken_once_it_is_there(
         project.dispatcher.hint("mail", [uuid7()])
     own_valkey.start()
     when_ready(project.worker)
-    wait_for(lambda: announce_with(project.dispatcher), 1, "a push tries")
+    wait_for(lambda: announce_with(project.dispatcher), 3, "a push tries")
     wait_for(project.hears, 10, "hints arrive")
 
 
