@@ -15,6 +15,7 @@ import pytest
 from django.db import transaction
 
 from django_jobs import fields
+from django_jobs.fidelity import LARGEST, SMALLEST
 from django_jobs.fields import StrictJSONEncoder, StrictJSONField, UTCDateTimeField, uuid7
 from django_jobs.models import JobExecution, Worker
 from tests.factories import JobExecutionFactory, WorkerFactory
@@ -179,7 +180,8 @@ def test_numbers_that_are_no_json_are_refused_on_every_engine(value: float, wrap
         0,
         1.5,
         True,
-        10**30,
+        SMALLEST,
+        LARGEST,
         {"a": {"b": [1, None, "x"]}},
         {"": ""},
         "quote ' and \" and \\ and %s",

@@ -124,7 +124,7 @@ class Plan:
     """How the database answers one statement."""
 
     def __init__(self, sql: str, params: Any) -> None:
-        prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN", "mysql": "EXPLAIN"}
+        prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN", "mysql": "EXPLAIN FORMAT=TRADITIONAL"}
         with connection.cursor() as cursor:
             cursor.execute(f"{prefix[connection.vendor]} {sql}", params)
             names = [column[0] for column in cursor.description]
