@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("table"), pytest.ma
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 # Finished and future rows make up nearly all of the table, as after a month of work. PostgreSQL weighs costs finely and
 # gets 20,000 rows; the others choose by rules, and a part shows them.
-SHARE = {"postgresql": 1, "mysql": 4, "sqlite": 10}[connection.vendor]
+SHARE = {"postgresql": 1, "mysql": 2, "sqlite": 10}[connection.vendor]
 ROWS = {
     Status.OK: 14_000 // SHARE,
     Status.ERROR: 1_500 // SHARE,
@@ -124,7 +124,11 @@ class Plan:
     """How the database answers one statement."""
 
     def __init__(self, sql: str, params: Any) -> None:
-        prefix = {"postgresql": "EXPLAIN (FORMAT JSON)", "sqlite": "EXPLAIN QUERY PLAN", "mysql": "EXPLAIN FORMAT=TRADITIONAL"}
+        prefix = {
+            "postgresql": "EXPLAIN (FORMAT JSON)",
+            "sqlite": "EXPLAIN QUERY PLAN",
+            "mysql": "EXPLAIN FORMAT=TRADITIONAL",
+        }
         with connection.cursor() as cursor:
             cursor.execute(f"{prefix[connection.vendor]} {sql}", params)
             names = [column[0] for column in cursor.description]

@@ -6,6 +6,14 @@ from django.db import connection
 
 from django_jobs.models import JobExecution
 
+# In one statement: a larger one holds what it may have to undo, and SQLite's journal, for no use.
+PORTION = 100_000
+
+# MySQL knows no series, and ends a recursion after a thousand steps.
+_DIGIT = "(" + " UNION ALL ".join(f"SELECT {digit} AS n" for digit in range(10)) + ")"
+_DIGITS = ", ".join(f"{_DIGIT} AS d{place}" for place in range(5))
+_SUM = " + ".join(f"{10**place} * d{place}.n" for place in range(5))
+
 # A number as an id, and a moment so many milliseconds later.
 NUMBERS = {
     "postgresql": (
@@ -14,7 +22,7 @@ NUMBERS = {
         "completed_at + n * interval '1 millisecond'",
     ),
     "mysql": (
-        "SELECT seq AS n FROM seq_{first}_to_{last}",
+        f"SELECT {{first}} + {_SUM} AS n FROM {_DIGITS} HAVING n <= {{last}}",
         "CAST(CONCAT('00000000-0000-0000-0000-', LPAD(HEX(n), 12, '0')) AS UUID)",
         "TIMESTAMPADD(MICROSECOND, n * 1000, completed_at)",
     ),
@@ -24,10 +32,6 @@ NUMBERS = {
         "strftime('%Y-%m-%d %H:%M:%f', completed_at, (n / 1000.0) || ' seconds')",
     ),
 }
-
-
-# In one statement: a larger one holds what it may have to undo, and SQLite's journal, for no use.
-PORTION = 100_000
 
 
 def fill(template: JobExecution, first: int, count: int) -> None:
@@ -40,7 +44,7 @@ def _fill(template: JobExecution, first: int, last: int) -> None:
     table = connection.ops.quote_name(JobExecution._meta.db_table)
     numbers, ident, ended = NUMBERS[connection.vendor]
     if connection.vendor == "mysql" and not connection.features.has_native_uuid_field:
-        ident = "LPAD(HEX(n), 32, '0')"
+        ident = "LPAD(LOWER(HEX(n)), 32, '0')"
     names = [field.column for field in JobExecution._meta.concrete_fields if not field.primary_key]
     columns = ", ".join(map(connection.ops.quote_name, names))
     values = ", ".join(ended if name == "completed_at" else connection.ops.quote_name(name) for name in names)

@@ -14,6 +14,7 @@ from django_jobs import transitions
 from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import key_digest
+from tests.cases.copies import analyze
 from tests.factories import JobExecutionFactory, WorkerFactory
 from tests.support import assert_consistent
 from tests.threads import in_thread, race
@@ -161,3 +162,18 @@ def test_a_claim_passes_over_rows_that_another_transaction_holds(now: datetime, 
     with transaction.atomic():
         list(only(held).select_for_update())
         assert [row.pk for row in in_thread(lambda: claim(worker, now))] == [free.pk]
+
+
+@committed
+@pytest.mark.postgres
+@pytest.mark.mysql
+def test_a_claim_holds_no_rows_beyond_its_limit(now: datetime, worker: Worker) -> None:
+    # So few that MySQL, once it knows, would sort them, and lock what it sorts.
+    rows = JobExecutionFactory.build_batch(30, now=now)
+    transitions.insert(rows, now=now, using="default")
+    analyze()
+    with transaction.atomic():
+        own = claim(worker, now, limit=5)
+        others = in_thread(lambda: claim(worker, now, limit=25))
+    assert len(own) == 5
+    assert {row.pk for row in [*own, *others]} == {row.pk for row in rows}
