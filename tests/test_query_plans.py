@@ -275,10 +275,12 @@ def test_an_ending_is_written_by_the_id() -> None:
     assert not plan.reads_the_whole_table, plan
 
 
+@pytest.mark.parametrize("others", [(), ("acc.other0", "acc.other2")], ids=["one name", "three names"])
 @pytest.mark.parametrize("keep", [0, 10, 300])
-def test_what_a_job_keeps_is_read_and_deleted_by_its_index(keep: int) -> None:
+def test_what_a_job_keeps_is_read_and_deleted_by_its_index(keep: int, others: tuple[str, ...]) -> None:
     with statements() as seen:
-        trimmed = retention.trim("acc.mark", Status.OK, keep, None, now=NOW, using="default", limit=100)
+        options = {"now": NOW, "using": "default", "limit": 100, "other_names": others}
+        trimmed = retention.trim("acc.mark", Status.OK, keep, None, **options)
     assert trimmed == 100
     plans = [Plan(sql, params) for sql, params in seen]
     reads = [plan for plan in plans if plan.sql.startswith("SELECT")]

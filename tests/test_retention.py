@@ -44,6 +44,14 @@ def test_rows_that_ended_at_one_instant_stay_by_their_ids(now: Any) -> None:
     assert left() == {row.pk for row in rows[1:]}
 
 
+def test_rows_of_two_names_that_ended_at_one_instant_stay_by_their_ids(now: Any) -> None:
+    old = ended(now, 10, 10, job_name="acc.before")
+    new = ended(now, 10, 10)
+    assert trim(now, 3, other_names=["acc.before"]) == 0
+    assert trim(now, 1, other_names=["acc.before"]) == 1
+    assert left() == {old[0].pk, old[1].pk, new[1].pk}
+
+
 def test_nothing_goes_when_there_are_no_more_than_are_kept(now: Any) -> None:
     ended(now, 1, 2, 3)
     assert trim(now, 3) == 0
@@ -142,7 +150,10 @@ def test_rows_that_another_process_is_deleting_are_passed_over(delete: Any, now:
     assert left() == {rows[0].pk}
 
 
-def test_a_trim_reads_a_bounded_part_of_the_index(now: Any, django_assert_max_num_queries: Any) -> None:
+@pytest.mark.parametrize("others", [(), ("acc.before", "acc.first")], ids=["one name", "three names"])
+def test_a_trim_reads_a_bounded_part_of_the_index(
+    others: tuple[str, ...], now: Any, django_assert_max_num_queries: Any
+) -> None:
     ended(now, *range(20))
     with django_assert_max_num_queries(5 if connection.vendor != "sqlite" else 3):
-        trim(now, 5, limit=5)
+        trim(now, 5, limit=5, other_names=others)
