@@ -183,15 +183,6 @@ class Job(Policy, Generic[P]):
         return self
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Every name that its rows may have: its own first, then its aliases."""
-        return (self.name, *self.aliases)
-
-    def names_besides(self, name: str) -> tuple[str, ...]:
-        """Return its other names."""
-        return tuple(each for each in self.names if each != name)
-
-    @property
     def takes_context(self) -> bool:
         """Whether the handler's first parameter is a JobContext."""
         return self.schema.takes_context

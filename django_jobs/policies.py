@@ -41,6 +41,15 @@ class Policy:
     sensitive: bool = False
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that its rows may have: its own first, then its aliases."""
+        return (self.name, *self.aliases)
+
+    def names_besides(self, name: str) -> tuple[str, ...]:
+        """Return its other names."""
+        return tuple(each for each in self.names if each != name)
+
+    @property
     def kind(self) -> Literal["cron", "push"]:
         """Whether the clock or a push starts executions."""
         return "push" if self.cron is None else "cron"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from django_jobs import clock, registry, retention
-from django_jobs.conf import Settings, get_settings
 from django_jobs.models import JobExecution
+from django_jobs.policies import Policy
 from django_jobs.runtime.portions import contained, distinct
 from django_jobs.runtime.sweep import seconds_until
 from django_jobs.schedules import configured
@@ -57,27 +57,25 @@ class Trim:
 
     def portions(self, now: datetime) -> Iterator[int]:
         """Trim every job and status; yield after each portion how many rows it deleted."""
-        settings = get_settings()
         for name in distinct(JobExecution.objects.using(self._using).all(), "job_name"):
             for status in sorted(FINAL):
-                yield from self._trim(name, status, settings, now)
+                yield from self._trim(name, status, now)
 
-    def _trim(self, name: str, status: Status, settings: Settings, now: datetime) -> Iterator[int]:
+    def _trim(self, name: str, status: Status, now: datetime) -> Iterator[int]:
         with contained(logger, f"the {status} executions of {name} could not be trimmed", using=self._using):
-            keep, max_age, others = _kept(name, status, settings)
-            place = retention.Place()
+            policy, place = _policy(name), retention.Place()
             while True:
                 started, size = self._monotonic(), self._size
                 deleted = retention.trim(
                     name,
                     status,
-                    keep,
-                    max_age,
+                    policy.retention(status),
+                    policy.effective_max_age,
                     now=now,
                     using=self._using,
                     limit=size,
                     place=place,
-                    other_names=others,
+                    other_names=policy.names_besides(name),
                 )
                 self._adapt(deleted, self._monotonic() - started)
                 yield deleted
@@ -92,9 +90,9 @@ class Trim:
             self._size = min(self._size * 2, retention.BATCH)
 
 
-def _kept(name: str, status: Status, settings: Settings) -> tuple[int | None, float | None, Sequence[str]]:
-    """Return how many rows are kept and for how long, for an unregistered job by the settings; and its other names."""
-    job = registry.find(name)
-    if job is not None:
-        return job.retention(status), job.effective_max_age, job.names_besides(name)
-    return getattr(settings, f"keep_{status.value}"), settings.keep_max_age, ()
+def _policy(name: str) -> Policy:
+    """Return what decides how many rows are kept; for a job that is not registered here, KEEP alone.
+
+    Without RECORD, as the job may say otherwise where it is known: rows that nobody knows are not purged by themselves.
+    """
+    return registry.find(name) or Policy(name=name, record="all")

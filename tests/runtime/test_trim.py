@@ -99,6 +99,17 @@ def test_rows_of_jobs_that_are_gone_are_trimmed_as_the_settings_say(now: datetim
     assert left() == {("gone.job", "ok"): 1, ("gone.job", "error"): 4}
 
 
+@pytest.mark.parametrize("record", ["error", "none"])
+def test_rows_of_jobs_that_are_gone_are_kept_whatever_is_recorded_of_others(
+    record: str, now: datetime, settings: Any
+) -> None:
+    """Another process may know the job, and what it says; rows that nobody knows are not purged by themselves."""
+    settings.DJANGO_JOBS = {"RECORD": record, "KEEP": {"ok": 2}}
+    ended(now, 4, job_name="gone.job", status="ok")
+    trim_all(now)
+    assert left() == {("gone.job", "ok"): 2}
+
+
 def test_it_trims_by_its_cron_a_portion_a_tick(now: datetime, settings: Any, monkeypatch: Any) -> None:
     """Trim on its own cron."""
     settings.DJANGO_JOBS = {"KEEP": {"ok": 1}}
