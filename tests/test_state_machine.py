@@ -31,7 +31,7 @@ from django_jobs.states import FINAL, LIVE, TRANSITIONS, Status
 from django_jobs.transitions import Ending
 from tests.factories import JobExecutionFactory, WorkerFactory
 from tests.moves import is_legal
-from tests.verbs import describe
+from tests.verbs import LOST
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -389,10 +389,10 @@ class ExecutionMachine(RuleBasedStateMachine):
             if self.table[pk]["attempt"] < self.table[pk]["max_attempts"] and self.table[pk]["rescues"] < 2
         }
         orphans = JobExecution.objects.running().filter(Q(worker_id__in=silent) | Q(worker_id__isnull=True))
-        assert set(self.lanes[lane].do(lambda: transitions.rescue(orphans, now=self.now, describe=describe))) == may_run
+        assert set(self.lanes[lane].do(lambda: transitions.rescue(orphans, now=self.now, **LOST))) == may_run
         self.moved(may_run, "rescue")
         buried = lost - may_run
-        assert set(self.lanes[lane].do(lambda: transitions.bury(orphans, now=self.now, describe=describe))) == buried
+        assert set(self.lanes[lane].do(lambda: transitions.bury(orphans, now=self.now, **LOST))) == buried
         self.moved(buried, "bury")
 
     # Two at once
@@ -412,7 +412,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             "claim": lambda worker_id: self.take(worker_id, 2),
             "cancel": lambda worker_id: transitions.cancel(one, now=self.now, by="", by_name=""),
             "finish": lambda worker_id: transitions.finish(batch, now=self.now, using="default"),
-            "rescue": lambda worker_id: transitions.rescue(everything, now=self.now, describe=describe),
+            "rescue": lambda worker_id: transitions.rescue(everything, now=self.now, **LOST),
             "park": lambda worker_id: transitions.park(everything, "paused", now=self.now),
         }
         owned = sum(self.owns(run) for run in hand)

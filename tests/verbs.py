@@ -41,8 +41,8 @@ def finish(*endings: Ending, now: datetime) -> dict[Any, Status]:
     return transitions.finish(endings, now=now, using="default")
 
 
-def describe(worker_id: Any) -> tuple[str, dict[str, Any]]:
-    return f"worker {worker_id} is lost", {"exception": "WorkerLost", "worker": str(worker_id)}
+# What is said of the attempt of a lost worker.
+LOST: dict[str, Any] = {"error": "its worker is lost", "entry": {"exception": "WorkerLost", "worker": "host pid 1"}}
 
 
 ENTRY = {"exception": "builtins.ValueError", "message": "boom"}
@@ -66,8 +66,8 @@ VERBS: dict[str, Callable[[JobExecution, datetime], int]] = {
     "start_now": lambda row, now: transitions.start_now(only(row), now=now),
     "park": lambda row, now: transitions.park(only(row), "paused", now=now),
     "unpark": lambda row, now: transitions.unpark(only(row), now=now),
-    "rescue": lambda row, now: len(transitions.rescue(only(row), now=now, describe=describe)),
-    "bury": lambda row, now: len(transitions.bury(only(row), now=now, describe=describe)),
+    "rescue": lambda row, now: len(transitions.rescue(only(row), now=now, **LOST)),
+    "bury": lambda row, now: len(transitions.bury(only(row), now=now, **LOST)),
     "cancel": lambda row, now: transitions.cancel(only(row), now=now, by="7", by_name="Ada"),
     "retry": lambda row, now: transitions.retry(only(row), now=now, retries=2, by="7", by_name="Ada"),
 }

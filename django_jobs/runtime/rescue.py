@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError
@@ -153,6 +152,7 @@ class Rescue:
         message = f"{_fate(row, owner)}."
         if row.rescues >= transitions.RESCUES_ALLOWED:
             message = f"this execution kills its worker: three were lost while running it; the last time, {message}"
+        text = f"{PREFIX}{message}"
         entry = {
             "exception": f"{WorkerLost.__module__}.{WorkerLost.__qualname__}",
             "message": message,
@@ -161,17 +161,13 @@ class Rescue:
             "started_at": None if row.started_at is None else row.started_at.isoformat(),
             "failed_at": now.isoformat(),
         }
-
-        def describe(worker_id: UUID | None) -> tuple[str, dict[str, Any]]:
-            return f"{PREFIX}{message}", entry
-
         moved: list[UUID] = []
         try:
             if job is None or job.has_retry:
-                moved = transitions.rescue(lost, now=now, describe=describe)
+                moved = transitions.rescue(lost, now=now, error=text, entry=entry)
                 # A row that has attempts left but was not moved just now is no longer lost.
                 lost = lost.filter(Q(attempt__gte=F("max_attempts")) | Q(rescues__gte=transitions.RESCUES_ALLOWED))
-            moved = moved or transitions.bury(lost, now=now, describe=describe)
+            moved = moved or transitions.bury(lost, now=now, error=text, entry=entry)
         except DatabaseError as error:
             if is_connection_loss(error, self._using):
                 raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -19,32 +18,31 @@ from django_jobs.transitions.endings import with_entry
 
 RESCUES_ALLOWED = 2
 
-Describe = Callable[[UUID | None], tuple[str, dict[str, Any]]]
-
 _unmarked = Q(cancel_requested_at__isnull=True)
 
 
-def rescue(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
+def rescue(queryset: ExecutionQuerySet, *, now: datetime, error: str, entry: dict[str, Any]) -> list[UUID]:
     """Queue running rows of dead workers again, counting the attempt; a marked row ends CANCELLED. Called by rescue.
 
-    `queryset` selects lost rows, and is evaluated again inside each UPDATE. `describe(worker_id)` returns the message
-    and the entry for the history. Rows without attempts left, or rescued too often, are left to bury().
+    `queryset` selects lost rows, and is evaluated again inside each UPDATE. `entry` is for the history, without the
+    attempt. Rows without attempts left, or rescued too often, are left to bury().
     """
     lost = queryset.running().filter(attempt__lt=F("max_attempts"), rescues__lt=RESCUES_ALLOWED)
-    return _leave_lost(lost, Status.PENDING, now, describe)
+    return _leave_lost(lost, Status.PENDING, now, error, entry)
 
 
-def bury(queryset: ExecutionQuerySet, *, now: datetime, describe: Describe) -> list[UUID]:
+def bury(queryset: ExecutionQuerySet, *, now: datetime, error: str, entry: dict[str, Any]) -> list[UUID]:
     """End running rows of dead workers with an error; a marked row ends CANCELLED. Called by rescue."""
-    return _leave_lost(queryset.running(), Status.ERROR, now, describe)
+    return _leave_lost(queryset.running(), Status.ERROR, now, error, entry)
 
 
-def _leave_lost(lost: ExecutionQuerySet, target: Status, now: datetime, describe: Describe) -> list[UUID]:
+def _leave_lost(
+    lost: ExecutionQuerySet, target: Status, now: datetime, error: str, entry: dict[str, Any]
+) -> list[UUID]:
     moved = []
-    for pk, run_no, worker_id, attempt, errors in lost.values_list("pk", "run_no", "worker_id", "attempt", "errors"):
-        message, entry = describe(worker_id)
+    for pk, run_no, attempt, errors in lost.values_list("pk", "run_no", "attempt", "errors"):
         history = with_entry(errors, {**entry, "attempt": attempt})
-        if _leave_one(lost.filter(pk=pk, run_no=run_no), pk, target, now, message, history):
+        if _leave_one(lost.filter(pk=pk, run_no=run_no), pk, target, now, error, history):
             moved.append(pk)
     return moved
 
@@ -52,13 +50,13 @@ def _leave_lost(lost: ExecutionQuerySet, target: Status, now: datetime, describe
 # Repeated row by row: a collision must not lose track of the rows that were moved before it.
 @retried
 def _leave_one(
-    lost: ExecutionQuerySet, pk: UUID, target: Status, now: datetime, message: str, history: list[Any] | None
+    lost: ExecutionQuerySet, pk: UUID, target: Status, now: datetime, error: str, history: list[Any] | None
 ) -> int:
     moment = Value(now, output_field=UTCDateTimeField())
     values = {
         "active_key": None if target in FINAL else Case(When(_unmarked, then=F("active_key")), default=None),
         "completed_at": moment if target in FINAL else Case(When(_unmarked, then=None), default=moment),
-        "error": message,
+        "error": error,
         "errors": history,
         "rescues": F("rescues") + 1,
         "hinted_at": now,

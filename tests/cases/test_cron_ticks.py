@@ -535,7 +535,7 @@ def test_the_run_of_a_dead_worker_holds_its_job_back_until_it_is_buried_and_no_l
     ran = JobExecution.objects.running().get()
     scheduler.tick(START + MINUTE)
     assert skips() == ("overlap", 1)
-    transitions.bury(JobExecution.objects.running(), now=now, describe=lambda worker_id: ("gone", {}))
+    transitions.bury(JobExecution.objects.running(), now=now, error="gone", entry={})
     scheduler.tick(START + 2 * MINUTE)
     [alive] = JobExecution.objects.live()
     assert alive.tick_at == minute(2)

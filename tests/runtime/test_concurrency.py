@@ -90,7 +90,7 @@ def test_rows_under_an_old_name_and_those_of_a_dead_worker_count(limited: Job[..
     ids = [row.pk for row in rows_of(limited, 5)]
     assert len(claim(limited, ids)) == 1
     # Its handler may be alive as long as nobody has rescued it.
-    transitions.rescue(JobExecution.objects.filter(pk=lost.pk), now=now, describe=lambda worker_id: ("gone", {}))
+    transitions.rescue(JobExecution.objects.filter(pk=lost.pk), now=now, error="gone", entry={})
     assert len(claim(limited, ids)) == 1
 
 

@@ -76,9 +76,7 @@ def test_the_end_of_a_row_frees_its_key(ending: str) -> None:
 @pytest.mark.django_db
 def test_a_crash_on_the_last_attempt_frees_the_key() -> None:
     JobExecutionFactory(running=True, key="k", worker=WorkerFactory(dead=True))
-    transitions.bury(
-        JobExecution.objects.all(), now=clock.now("default"), describe=lambda worker_id: ("worker lost", {})
-    )
+    transitions.bury(JobExecution.objects.all(), now=clock.now("default"), error="worker lost", entry={})
     assert push_key().created is True
 
 

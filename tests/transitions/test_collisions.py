@@ -19,7 +19,7 @@ from django_jobs.states import TRANSITIONS, Status
 from tests.factories import JobExecutionFactory, ready_for
 from tests.support import wait_for
 from tests.threads import race
-from tests.verbs import VERBS, claim, describe, finish, only, running, stored
+from tests.verbs import LOST, VERBS, claim, finish, only, running, stored
 
 pytestmark = pytest.mark.django_db
 
@@ -92,7 +92,7 @@ def test_a_rescue_that_collides_still_names_the_rows_it_moved_before(now: dateti
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(wrapper):
-        moved = transitions.rescue(only(*rows), now=now, describe=describe)
+        moved = transitions.rescue(only(*rows), now=now, **LOST)
     assert sorted(moved) == sorted(row.pk for row in rows)
     assert {row["rescues"] for row in JobExecution.objects.values("rescues")} == {1}
 

@@ -12,7 +12,7 @@ from django_jobs.models import Worker
 from django_jobs.querysets import key_digest
 from django_jobs.states import Status
 from tests.factories import JobExecutionFactory
-from tests.verbs import ENTRY, claim, describe, only, running, stored
+from tests.verbs import ENTRY, LOST, claim, only, running, stored
 
 pytestmark = pytest.mark.django_db
 
@@ -88,8 +88,8 @@ def test_a_row_runs_as_often_as_it_may(attempts: int, now: datetime, worker: Wor
     runs = 0
     while claim(worker, now):
         runs += 1
-        moved = transitions.rescue(only(row), now=now, describe=describe)
+        moved = transitions.rescue(only(row), now=now, **LOST)
         assert moved == ([row.pk] if runs < attempts else [])
     assert runs == attempts
-    assert transitions.bury(only(row), now=now, describe=describe) == [row.pk]
+    assert transitions.bury(only(row), now=now, **LOST) == [row.pk]
     assert stored(row)["status"] == "error"
