@@ -44,8 +44,8 @@ _wrapped: dict[Call, tuple[tuple[Any, ...], Call]] = {}
 def execute(run: Run) -> Outcome:
     """Run the handler in this thread and return the outcome; never raises.
 
-    If `run.interrupted` is true afterwards, the thread must not be used again; if `run.abandoned` is, the row was ended
-    without this run and the outcome is Lost.
+    If an exception was sent into the handler (`run.gate.sent`), the thread must not be used again. If the run was given
+    up (`run.gate.abandoned`), the row was ended without it and the outcome is Lost.
     """
     manage = run.manage_connections
     if manage:

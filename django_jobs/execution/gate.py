@@ -39,6 +39,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        # The ident of the handler's thread; 0 before it began.
         self.thread_id = 0
         self.inside = False
         # Was an exception let in? Then the thread must not be used again.

@@ -115,8 +115,7 @@ def _released(run: Run, exception: BaseException | None = None) -> Outcome:
 
 
 def _aborted_by(run: Run, exception: BaseException) -> Aborted:
-    text = message_of(exception)
-    return Aborted(error=error_entry(run, exception, text), message=summary(exception, text))
+    return Aborted(error=error_entry(run, exception, message_of(exception)))
 
 
 def _timeout_text(run: Run) -> str:

@@ -39,7 +39,6 @@ class Aborted:
     """The handler obeyed a cancel, or was given up after one; `error` is set if it raised an exception of its own."""
 
     error: dict[str, Any] | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,7 +192,7 @@ class Pool:
         signals.emit(signals.job_started, run.job, run.execution)
         outcome = execute(run)
         self._interrupter.unregister(run)
-        retired = run.interrupted or run.abandoned
+        retired = run.gate.sent or run.gate.abandoned
         if retired:
             with self._lock:
                 self._threads.pop(threading.get_ident(), None)
@@ -266,7 +266,7 @@ class Pool:
         loop = self._active.get(run)
         with self._lock:
             self._abandoned += 1
-            self._threads.pop(run.thread_id, None)
+            self._threads.pop(run.gate.thread_id, None)
             if loop is not None:
                 # Later runs get a new loop, whether this one is blocked or just holds a task that does not end.
                 self._loop = None

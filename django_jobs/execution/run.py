@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_jobs.context import JobContext, RunSignal
 from django_jobs.execution.gate import Gate
-from django_jobs.execution.logs import Capture, LogBuffer
+from django_jobs.execution.logs import Capture
 from django_jobs.execution.outcomes import Ok, Outcome
 
 if TYPE_CHECKING:
@@ -74,21 +74,6 @@ class Run:
         self.started = monotonic()
         self.deadline = None if timeout is None else self.started + timeout
 
-    @property
-    def thread_id(self) -> int:
-        """The ident of the handler's thread; 0 before it began."""
-        return self.gate.thread_id
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether an exception was sent into the handler: its thread must not be used again."""
-        return self.gate.sent
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the run was given up while its handler was still running."""
-        return self.gate.abandoned
-
     def started_at(self) -> datetime:
         """Return when the run started, by the database's clock if the row has it."""
         return self.execution.started_at or datetime.now(UTC)
@@ -108,22 +93,13 @@ class Run:
             self.job_context.reported = value
 
     @property
-    def logs(self) -> LogBuffer | None:
-        """The captured lines; None before the first."""
-        return self.capture.buffer
-
-    @logs.setter
-    def logs(self, value: LogBuffer | None) -> None:
-        self.capture.buffer = value
-
-    @property
     def size(self) -> int:
         """The approximate number of characters in its payload and log lines."""
         return len(self.execution.payload_json) + (0 if self.capture.buffer is None else self.capture.buffer.size)
 
     def log_entries(self) -> list[dict[str, Any]]:
         """Return the captured log lines as they are stored."""
-        return [] if self.logs is None else self.logs.entries()
+        return [] if self.capture.buffer is None else self.capture.buffer.entries()
 
     def __repr__(self) -> str:
         return f"<Run {self.job.name} {self.execution.pk} attempt {self.execution.attempt}>"

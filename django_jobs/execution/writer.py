@@ -170,7 +170,7 @@ class Writer:
         self.unstored.add(run.execution.pk)
 
     def _without_logs(self, run: Run, now: datetime) -> Ending | None:
-        run.logs = None
+        run.capture.buffer = None
         return ending_of(run, now)
 
     def _without_detail(self, run: Run, now: datetime) -> Ending | None:

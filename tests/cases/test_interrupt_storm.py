@@ -103,7 +103,7 @@ def test_interrupts_at_the_end_of_runs_hit_no_other_run_and_leave_no_lock_handle
         pool.stop(5)
     print(dict(sent))
     assert {type(run.outcome) for run in ended[False]} == {Ok}
-    assert not any(run.interrupted for run in ended[False])
+    assert not any(run.gate.sent for run in ended[False])
     assert {type(run.outcome) for run in ended[True]} <= {Ok, Aborted}
     assert not any(isinstance(run.outcome, Lost) for run in ended[True])
     # Nothing is held: of ours, of logging, of the database.

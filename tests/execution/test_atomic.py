@@ -97,7 +97,7 @@ def test_an_interrupt_rolls_the_effects_back() -> None:
     def interrupt() -> None:
         arrived.wait(PATIENCE)
         run.signal.set("cancelled")
-        wait_for(lambda: run.gate.interrupt(Cancelled) and run.interrupted, PATIENCE, "it was not sent")
+        wait_for(lambda: run.gate.interrupt(Cancelled) and run.gate.sent, PATIENCE, "it was not sent")
 
     thread = threading.Thread(target=interrupt)
     thread.start()

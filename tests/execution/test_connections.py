@@ -178,7 +178,7 @@ def test_an_interrupted_run_leaves_no_connection(slot: Any, monkeypatch: pytest.
 
     def interrupt() -> None:
         arrived.wait(PATIENCE)
-        wait_for(lambda: run.gate.interrupt(Cancelled) and run.interrupted, PATIENCE, "it was not sent")
+        wait_for(lambda: run.gate.interrupt(Cancelled) and run.gate.sent, PATIENCE, "it was not sent")
 
     thread = threading.Thread(target=interrupt)
     thread.start()

@@ -172,7 +172,10 @@ def test_reschedule_parks_the_run_for_its_delay() -> None:
 def test_a_handler_that_calls_its_run_off_is_aborted_with_its_reason() -> None:
     outcome = outcome_of(raiser(Cancelled("order is gone")))
     assert isinstance(outcome, Aborted)
-    assert outcome.message == "Cancelled: order is gone"
+    assert (outcome.error["exception"], outcome.error["message"]) == (
+        "django_jobs.exceptions.Cancelled",
+        "order is gone",
+    )
 
 
 def test_a_timeout_of_its_own_is_an_ordinary_failure() -> None:
@@ -414,4 +417,4 @@ def test_a_cancelled_handler_that_raises_stays_cancelled_and_keeps_the_error() -
 
     outcome = outcome_of(handler, retry=AT_ONCE, max_attempts=4)
     assert isinstance(outcome, Aborted)
-    assert outcome.message == "ValueError: half done"
+    assert (outcome.error["exception"], outcome.error["message"]) == ("ValueError", "half done")

@@ -121,7 +121,7 @@ def test_a_filter_of_the_project_has_its_say() -> None:
 
 
 def test_nothing_is_made_for_a_run_that_logs_nothing() -> None:
-    assert ran(lambda: None).logs is None
+    assert ran(lambda: None).capture.buffer is None
 
 
 def test_the_first_and_last_lines_stay_with_a_marker_between_them(settings: Any) -> None:
