@@ -281,11 +281,9 @@ def attribution(by: Any) -> tuple[str, str]:
     """Return the id and name to store for who did something: a user, a text or None."""
     if by is None:
         return "", ""
-    if isinstance(by, str):
-        if len(by) > BY_LENGTH:
-            raise DefinitionError(f"by={_short(by)}; expected a user, or a text of at most {BY_LENGTH} characters.")
+    if isinstance(by, str) and len(by) <= BY_LENGTH:
         return storable(by, "by"), by
-    if not hasattr(by, "pk") or not callable(getattr(by, "get_username", None)):
+    if isinstance(by, str) or not hasattr(by, "pk") or not callable(getattr(by, "get_username", None)):
         raise DefinitionError(f"by={_short(by)}; expected a user, or a text of at most {BY_LENGTH} characters.")
     # An anonymous user has no key.
     stored = "" if by.pk is None else str(by.pk)

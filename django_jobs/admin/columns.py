@@ -81,14 +81,10 @@ class ExecutionColumns:
             _("%s priority") % words.priority(obj.priority) if obj.priority else "",
             _("key %s") % words.shortened(obj.key) if obj.key else "",
             # Which of many failures is which?
-            "" if self._is_sensitive(obj) else clean_text(" ".join(obj.error.split()), 100),
+            "" if detail.is_masked(obj) else clean_text(" ".join(obj.error.split()), 100),
         ]
         notes = format_html_join("", '<span class="dj-note">{}</span>', ((note,) for note in unusual if note))
         return format_html("{} {}", self.job(obj), notes)
-
-    def _is_sensitive(self, obj: JobExecution) -> bool:
-        job = registry.find(obj.job_name)
-        return job is not None and job.sensitive
 
     @admin.display(description=_("attempt"))
     def tries(self, obj: JobExecution) -> str:

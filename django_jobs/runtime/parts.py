@@ -106,13 +106,8 @@ def subscribed(worker: Worker | None, options: Options) -> Iterator[Subscription
             yield None
             return
         served = options.served
-        subscription = dispatcher.subscribe(
-            None if served.is_any_but else served.names,
-            worker.wake,
-            worker.look,
-            worker.wanted,
-            exclude=served.names if served.is_any_but else (),
-        )
+        queues, exclude = (None, served.names) if served.is_any_but else (served.names, ())
+        subscription = dispatcher.subscribe(queues, worker.wake, worker.look, worker.wanted, exclude=exclude)
         try:
             yield subscription
         finally:
