@@ -1,4 +1,4 @@
-"""From a run's outcome to its row's new state; for the finisher, and for atomic runs inside their transaction."""
+"""From a run's outcome to its row's new state; for all who write how runs ended."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
-
-from django_jobs import clock, transitions
-from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Outcome, Released, Rescheduled
+from django_jobs import transitions
+from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Released, Rescheduled
 from django_jobs.execution.run import Run
-from django_jobs.models import JobExecution
 from django_jobs.states import Status
 from django_jobs.transitions import Ending
 
@@ -58,28 +55,3 @@ def surplus_of(batch: Sequence[Run]) -> set[Run]:
         if keep is not None and len(runs) > keep:
             surplus.update(runs[: len(runs) - keep])
     return surplus
-
-
-def write_inside(run: Run, using: str) -> None:
-    """Have an atomic run write its end in the handler's transaction, and ask the row if the commit has no reply.
-
-    `finish_inside` returns False when the row no longer belongs to the run, `settle` whether its end was committed.
-    """
-
-    def finish_inside(outcome: Outcome) -> bool:
-        run.outcome = outcome
-        now = clock.now(using)
-        ending = ending_of(run, now)
-        if ending is None:
-            return False
-        if ending.drop:
-            # Kept until the commit is certain: if the reply is lost, a deleted row could not tell whether it happened.
-            ending = transitions.succeed(run.execution, logs=ending.logs, progress=ending.progress)
-        return bool(transitions.finish([ending], now=now, using=using))
-
-    def settle() -> bool:
-        connections[using].close()
-        rows = JobExecution.objects.using(using).filter(pk=run.execution.pk, run_no=run.execution.run_no)
-        return rows.filter(status=Status.OK).exists()
-
-    run.finish_inside, run.settle = finish_inside, settle

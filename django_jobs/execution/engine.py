@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django_jobs import registry
 from django_jobs.execution.announcer import Announcer
-from django_jobs.execution.endings import write_inside
+from django_jobs.execution.atomic import write_inside
 from django_jobs.execution.finisher import Finisher
 from django_jobs.execution.liveness import Liveness, Watch
 from django_jobs.execution.pool import Pool

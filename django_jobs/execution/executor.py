@@ -12,29 +12,24 @@ import inspect
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync
-from django.db import InterfaceError, OperationalError, transaction
 
-from django_jobs.contention import is_connection_loss
 from django_jobs.context import JobContext, enter_context
 from django_jobs.execution import judgement, logs
+from django_jobs.execution.atomic import execute_atomic
 from django_jobs.execution.connections import close_all, freshen, tidy
-from django_jobs.execution.outcomes import Lost, Ok, Outcome
-from django_jobs.models import jobs_alias
+from django_jobs.execution.outcomes import Lost, Outcome
 
 if TYPE_CHECKING:
     from django_jobs.execution.run import Run
 
 logger = logging.getLogger("django_jobs")
 
-# Seconds for which a slot waits for the database to tell what became of a commit; after that the fence decides.
-SETTLE_PATIENCE = 60.0
 _NOTHING = object()
 Call = Callable[..., Any]
 # Handlers wrapped in their middleware, made once per function and list of middleware.
@@ -57,7 +52,7 @@ def execute(run: Run) -> Outcome:
             # Not on a loop that waits for this thread: the handler's calls into threads would wait for it as well.
             outcome = async_to_sync(aexecute, force_new_loop=True)(run)
         else:
-            outcome = run.context.run(_execute_atomic if job.atomic else _execute, run)
+            outcome = run.context.run(execute_atomic, run, _execute) if job.atomic else run.context.run(_execute, run)
     except BaseException as error:
         logger.exception("running %s failed outside of its handler", job.name)
         outcome = judgement.failed(run, error)
@@ -184,65 +179,6 @@ async def _handle_async(run: Run) -> Outcome:
         run.gate.close()
         run.outcome = judgement.returned(run, value)
     return run.outcome
-
-
-def _execute_atomic(run: Run) -> Outcome:
-    """Run the handler and write the end of its row in one transaction: both are stored, or neither."""
-    outcome: Outcome | None = None
-    committed: list[bool] = []
-    alias = jobs_alias()
-    try:
-        with transaction.atomic(using=alias):
-            # The first hook of the transaction: the project's hooks, which may raise, come after it.
-            transaction.on_commit(lambda: committed.append(True), using=alias)
-            outcome = _execute(run)
-            if not isinstance(outcome, Ok):
-                raise _RollBack
-            if run.finish_inside is not None:
-                # If the run was given up, its row has been ended already.
-                if run.gate.abandoned or not run.finish_inside(outcome):
-                    outcome = Lost()
-                    raise _RollBack
-                run.recorded = True
-    except _RollBack:
-        pass
-    except BaseException as error:  # noqa: BLE001 - the database, or a hook of the project
-        outcome = _after_commit_failed(run, outcome, error, committed=bool(committed))
-    return outcome or judgement.failed(run, RuntimeError("the transaction could not be opened"))
-
-
-class _RollBack(Exception):
-    """The handler's transaction must not be committed."""
-
-
-def _after_commit_failed(run: Run, outcome: Outcome | None, error: BaseException, *, committed: bool) -> Outcome:
-    if outcome is not None and not isinstance(outcome, Ok):
-        # The rollback itself failed; the handler's outcome stands.
-        return outcome
-    if outcome is not None and committed:
-        logger.error("a commit hook of %s raised; the job's own effects stand", run.job.name, exc_info=error)
-        return outcome
-    unanswered = run.recorded and isinstance(error, OperationalError | InterfaceError)
-    # The reply to the commit was lost; only the row tells whether it happened.
-    if outcome is not None and unanswered and _settle(run):
-        return outcome
-    run.recorded = False
-    return judgement.failed(run, error)
-
-
-def _settle(run: Run) -> bool:
-    """Return whether the row says that the commit happened; waits for the database, unless the run is given up."""
-    until, pause = time.monotonic() + SETTLE_PATIENCE, 0.05
-    while True:
-        try:
-            return run.settle is not None and run.settle()
-        except Exception as error:
-            waits = time.monotonic() < until and not run.gate.abandoned
-            if not waits or not is_connection_loss(error, jobs_alias()):
-                logger.exception("cannot tell whether the commit of %s happened", run.job.name)
-                return False
-        time.sleep(pause)
-        pause = min(pause * 2, 1.0)
 
 
 def _prepare(run: Run) -> tuple[Call, tuple[Any, ...], dict[str, Any]] | Outcome:

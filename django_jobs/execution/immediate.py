@@ -14,8 +14,9 @@ from django.db import DatabaseError, connections, transaction
 from django_jobs import clock, pauses, registry, signals, transitions
 from django_jobs.conf import get_settings
 from django_jobs.execution.announcer import announce
+from django_jobs.execution.atomic import write_inside
 from django_jobs.execution.connections import is_left_open, roll_back
-from django_jobs.execution.endings import UNSTORABLE, ending_of, write_inside
+from django_jobs.execution.endings import UNSTORABLE, ending_of
 from django_jobs.execution.executor import execute
 from django_jobs.execution.keeping import Keeping
 from django_jobs.execution.liveness import Liveness

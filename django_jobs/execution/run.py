@@ -56,7 +56,7 @@ class Run:
         self.worker = worker
         # Off inside a caller's transaction (immediate mode): the connections belong to the caller.
         self.manage_connections = manage_connections
-        # For atomic jobs, see endings.write_inside().
+        # For atomic jobs, see atomic.write_inside().
         self.finish_inside: Callable[[Ok], bool] | None = None
         self.settle: Callable[[], bool] | None = None
         self.gate = Gate()

@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_jobs import retries
 from django_jobs.exceptions import Cancelled, Reschedule
-from django_jobs.execution import executor
+from django_jobs.execution import atomic
 from django_jobs.execution.executor import execute
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Rescheduled
 from django_jobs.execution.run import Run
@@ -213,7 +213,7 @@ def test_a_commit_that_nobody_can_settle_is_left_to_the_fence(
     run.settle = settle
     Answer(monkeypatch, happens=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "SETTLE_PATIENCE", 0.1)
+        patch.setattr(atomic, "SETTLE_PATIENCE", 0.1)
         assert isinstance(execute(run), Failed)
     assert not run.recorded
     assert "cannot tell whether the commit" in caplog.text

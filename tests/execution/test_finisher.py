@@ -19,7 +19,8 @@ from django_jobs import JobContext, Keep, clock, registry, transitions
 from django_jobs.definition import job
 from django_jobs.execution import finisher as finisher_module
 from django_jobs.execution import writer as writer_module
-from django_jobs.execution.endings import UNSTORABLE, write_inside
+from django_jobs.execution.atomic import write_inside
+from django_jobs.execution.endings import UNSTORABLE
 from django_jobs.execution.finisher import Finisher
 from django_jobs.execution.held import PAUSE, Held
 from django_jobs.execution.outcomes import Failed, Ok, Outcome, Rescheduled
