@@ -93,11 +93,7 @@ def log_cancel(execution: JobExecution, **kwargs: Any) -> None:
 
 
 def log_failure(
-    execution: JobExecution,
-    job: Job[...],
-    exception: BaseException | None = None,
-    will_retry: bool = False,
-    **kwargs: Any,
+    execution: JobExecution, job: Job[...], exception: BaseException, will_retry: bool, **kwargs: Any
 ) -> None:
     """Log a failed run: one line at WARNING if it will be retried, else at ERROR with the traceback.
 
@@ -107,9 +103,7 @@ def log_failure(
     if not runs.isEnabledFor(level):
         return
     what = f"{_run(execution)}, will retry" if will_retry else _run(execution)
-    if exception is None:
-        runs.log(level, "failed %s", what)
-    elif job.sensitive:
+    if job.sensitive:
         runs.log(level, "failed %s: %s", what, type(exception).__name__)
     else:
         # A lost worker has no traceback, and a failure that will be retried does not need one.

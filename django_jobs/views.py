@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from django.contrib.auth.decorators import login_not_required
 from django.db import connections, transaction
@@ -61,7 +62,7 @@ def run(request: HttpRequest) -> HttpResponse:
     except ValueError as error:
         return _answer({"error": str(error)}, status=400)
     try:
-        return _answer(run_within(max_time, max_jobs=max_jobs).as_dict(), status=200)
+        return _answer(asdict(run_within(max_time, max_jobs=max_jobs)), status=200)
     except Failure as error:
         return _answer({"error": str(error)}, status=503)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -61,27 +61,23 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
 setting_changed.connect(_forget, dispatch_uid="django_jobs.dispatchers")
 
 
-def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> bool:
-    """Send a hint for rows of one queue and priority; return whether it went out. A failure is logged, never raised."""
+def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
+    """Send a hint for rows of one queue and priority. A failure is logged, never raised."""
+    _tell(lambda dispatcher: dispatcher.hint(queue, ids, priority=priority), f"{len(ids)} hint(s) for queue {queue!r}")
+
+
+def announce_cancel(ids: Sequence[UUID]) -> None:
+    """Tell the workers to look at the cancel marks of these running rows now; see announce()."""
+    _tell(lambda dispatcher: dispatcher.cancel_hint(ids), f"{len(ids)} cancel hint(s)")
+
+
+def _tell(send: Callable[[Dispatcher], None], what: str) -> None:
     try:
         # A handler that pushes may be interrupted at any moment, but not between a command and its answer.
         with shielded():
-            get_dispatcher().hint(queue, ids, priority=priority)
+            send(get_dispatcher())
     except Exception as error:  # noqa: BLE001 - whatever the dispatcher's technology raises, the rows are stored
-        _log_failure(error, f"{len(ids)} hint(s) for queue {queue!r}")
-        return False
-    return True
-
-
-def announce_cancel(ids: Sequence[UUID]) -> bool:
-    """Tell the workers to look at the cancel marks of these running rows now; see announce()."""
-    try:
-        with shielded():
-            get_dispatcher().cancel_hint(ids)
-    except Exception as error:  # noqa: BLE001 - see announce()
-        _log_failure(error, f"{len(ids)} cancel hint(s)")
-        return False
-    return True
+        _log_failure(error, what)
 
 
 def _make(spec: DispatcherSpec) -> Dispatcher:

@@ -116,7 +116,7 @@ class Scheduler:
         if state is None or state.last_tick_at is None:
             # Its row was deleted; the next tick() treats the job as new.
             self._settled.pop(job.name, None)
-            return 1.0
+            return LOOK_AGAIN
         if state.schedule != str(cron):
             # Newer code has changed the schedule, so this process no longer fires the job.
             return MAX_DELAY

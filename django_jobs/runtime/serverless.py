@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -41,10 +41,6 @@ class Report:
     # How many ended in which status; "scheduled" and "pending" ones run again.
     ended: Mapping[str, int]
     seconds: float
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the report as the body of the JSON answer."""
-        return asdict(self)
 
 
 def run_within(seconds: float, *, max_jobs: int | None = None) -> Report:

@@ -77,9 +77,9 @@ def test_a_failing_dispatcher_is_logged_once_in_a_while_with_the_number_left_out
 ) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": recording.FAILING}
     with caplog.at_level(logging.ERROR, "django_jobs"):
-        assert not announce("default", [uuid7()])
-        assert not announce("default", [uuid7()])
-        assert not announce_cancel([uuid7()])
+        announce("default", [uuid7()])
+        announce("default", [uuid7()])
+        announce_cancel([uuid7()])
         assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
             "the dispatcher failed, 1 hint(s) for queue 'default' not sent"
         ]
@@ -94,16 +94,17 @@ def test_a_dispatcher_that_cannot_even_be_made_is_logged_too(
 ) -> None:
     settings.DJANGO_JOBS = {"DISPATCHER": "no.such.module"}
     with caplog.at_level(logging.ERROR, "django_jobs"):
-        assert not announce("default", [uuid7()])
+        announce("default", [uuid7()])
     assert "the dispatcher failed" in caplog.text
 
 
 @pytest.mark.parametrize("tell", [lambda: announce("mail", [uuid7()]), lambda: announce_cancel([uuid7()])])
 def test_a_run_is_not_interrupted_while_it_sends_a_hint(
-    tell: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    tell: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     entered = mock.MagicMock()
     monkeypatch.setattr(dispatchers, "shielded", lambda: entered)
-    assert tell()
+    tell()
+    assert not caplog.records
     entered.__enter__.assert_called_once_with()
     assert entered.__exit__.call_count == 1
