@@ -59,16 +59,16 @@ def start_thread(
     return thread
 
 
-class Told:
-    """Which kinds of faults were logged: each once until all is well, and seldom if it comes and goes."""
+class FaultLog:
+    """Remembers which faults were logged: each is logged once until all is well, and not again within LOG_INTERVAL."""
 
     def __init__(self) -> None:
-        # When each kind was told of last, and those of them that are not over.
+        # When each kind was last logged, and which of them are not over yet.
         self._at: dict[str, float] = {}
         self._open: set[str] = set()
 
     def is_news(self, kind: str) -> bool:
-        """Whether to tell of a fault, which then counts as told."""
+        """Return whether to log a fault of this kind, which then counts as logged."""
         now = time.monotonic()
         if kind in self._open or now - self._at.get(kind, float("-inf")) < LOG_INTERVAL:
             return False
@@ -77,11 +77,11 @@ class Told:
         return True
 
     def end(self) -> bool:
-        """All is well; return whether to tell of that, since a fault was told of."""
-        was_told, now = bool(self._open), time.monotonic()
+        """Note that all is well; return whether to log that, because a fault was logged before."""
+        was_logged, now = bool(self._open), time.monotonic()
         self._open.clear()
         self._at = {kind: at for kind, at in self._at.items() if now - at < LOG_INTERVAL}
-        return was_told
+        return was_logged
 
 
 class Loop:
@@ -108,7 +108,7 @@ class Loop:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._told = Told()
+        self._faults = FaultLog()
         # When the next tick is due, or when the current one began.
         self._due_at = time.monotonic()
 
@@ -165,7 +165,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - logged, and tried again
             return self._failed(error)
         if self._failures:
-            if self._told.end():
+            if self._faults.end():
                 logger.warning("%s works again after %d failures", self.name, self._failures)
             self._failures = 0
         return max(delay, 0.0)
@@ -174,7 +174,7 @@ class Loop:
         self._failures += 1
         # In one line: drivers explain at length, and all threads fail at the same time.
         kind = " ".join(f"{type(error).__name__}: {error}".split())
-        if self._told.is_news(kind):
+        if self._faults.is_news(kind):
             logger.warning(
                 "%s failed and will try again: %s", self.name, kind, exc_info=logger.isEnabledFor(logging.DEBUG)
             )

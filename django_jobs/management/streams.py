@@ -11,8 +11,8 @@ from pathlib import Path
 MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
-def open_closed() -> None:
-    """Open standard streams that the parent process closed on devnull."""
+def open_missing() -> None:
+    """Open /dev/null for each standard stream that the parent process has closed."""
     missing = [name for name in MODES if getattr(sys, name) is None]
     if not missing:
         return
@@ -25,16 +25,16 @@ def open_closed() -> None:
         setattr(sys, name, Path(os.devnull).open(MODES[name]))  # noqa: SIM115
 
 
-def spell_out() -> None:
-    r"""Make standard output write characters that its encoding lacks as \uXXXX, as standard error does."""
+def escape_unencodable() -> None:
+    r"""Have standard output write characters that its encoding lacks as \uXXXX, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def let_go() -> None:
-    """Flush standard output and error, which hold nothing then; what nobody takes is lost.
+def flush_or_discard() -> None:
+    """Flush standard output and error, and discard what nobody takes.
 
-    Python would do so after the end, where it makes a failure of that: with a line of its own, and exit code 120.
+    Otherwise Python would flush them at the very end, and turn a failure into a message and exit code 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -16,7 +16,7 @@ from django.db import connections
 
 from django_jobs.dispatchers.postgres import channel
 from django_jobs.dispatchers.postgres.channel import Message
-from django_jobs.loop import Told, start_thread
+from django_jobs.loop import FaultLog, start_thread
 from django_jobs.text import one_line
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Listener:
         self._name, self._using, self._via = name, using, via
         self._hear, self._catch_up = hear, catch_up
         self._problem: str | None = NOT_YET
-        self._told = Told()
+        self._faults = FaultLog()
         self._pause = FIRST_PAUSE
         # The number of probes sent, the number of the last one heard, and when the last one was sent.
         self._probes = self._heard = 0
@@ -143,14 +143,14 @@ class Listener:
             self._works()
 
     def _works(self) -> None:
-        if self._told.end():
+        if self._faults.end():
             logger.warning("wake-ups arrive again")
         self._problem, self._pause = None, FIRST_PAUSE
 
     def _fails(self, problem: str, explanation: str) -> None:
         # Drivers name hosts, ports and users: that is for the log, not for whoever can reach the health port.
         self._problem = problem
-        if self._told.is_news(problem):
+        if self._faults.is_news(problem):
             logger.warning("no wake-ups arrive, work is found by polling: %s", explanation)
 
 

@@ -24,7 +24,7 @@ from django_jobs.cli.choosing import Filters
 from django_jobs.cli.errors import DatabaseNotReady, NothingDone, UsageError
 from django_jobs.cli.terminal import Terminal
 from django_jobs.exceptions import Conflict, JobsError
-from django_jobs.management.streams import let_go, open_closed, spell_out
+from django_jobs.management.streams import escape_unencodable, flush_or_discard, open_missing
 from django_jobs.models import jobs_alias
 from django_jobs.reading.listing import STATUSES
 from django_jobs.runtime.exits import NO_DATABASE, USAGE
@@ -43,16 +43,16 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        open_closed()
+        open_missing()
         super().__init__(*args, **kwargs)
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a process of its own."""
-        spell_out()
+        escape_unencodable()
         try:
             super().run_from_argv(argv)
         finally:
-            let_go()
+            flush_or_discard()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the commands, each with its options."""

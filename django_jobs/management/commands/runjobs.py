@@ -21,7 +21,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
-from django_jobs.management.streams import let_go, open_closed, spell_out
+from django_jobs.management.streams import escape_unencodable, flush_or_discard, open_missing
 from django_jobs.runtime.child import Child
 from django_jobs.runtime.console import console
 from django_jobs.runtime.exits import FAILED, NO_DATABASE, USAGE, end_soon
@@ -46,7 +46,7 @@ class Command(BaseCommand):
     _child: Child | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        open_closed()
+        open_missing()
         super().__init__(*args, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -83,7 +83,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a process of its own, which ends when its work does."""
         code = 1
-        spell_out()
+        escape_unencodable()
         self._is_own_process, self._child = True, Child.of_environment()
         try:
             super().run_from_argv(argv)
@@ -95,7 +95,7 @@ class Command(BaseCommand):
             # A second Ctrl-C that comes so late ends it as well, and not with the traceback of a KeyboardInterrupt.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             end_soon(code)
-            let_go()
+            flush_or_discard()
 
     def check(self, *args: Any, **kwargs: Any) -> Any:
         """Run the system checks; an error that they find ends the command with the exit code of a wrong setting.
