@@ -63,5 +63,5 @@ def full(row: JobExecution) -> dict[str, Any]:
 
 
 def moment(value: Any) -> str | None:
-    """Return an instant in ISO 8601."""
+    """Return an instant in ISO 8601; None stays None."""
     return None if value is None else value.isoformat()

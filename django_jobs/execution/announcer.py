@@ -21,7 +21,6 @@ logger = logging.getLogger("django_jobs.announcer")
 
 Ended = tuple[Run, Status, datetime]
 
-
 # Above this many unannounced runs the worker claims nothing more: each holds its payload and logs.
 BACKLOG_MAX = 1000
 

@@ -18,7 +18,7 @@ from django_jobs.runtime.options import UsageError
 def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
     """Touch the file at each HEARTBEAT_INTERVAL while the process is alive, remove it at the end; with None do nothing.
 
-    It tells when the process began. Raises UsageError when it cannot be written.
+    Its text is the time at which it was written. Raises UsageError when it cannot be written.
     """
     if path is None:
         yield
@@ -42,13 +42,13 @@ def heartbeat_file(probes: Probes, path: Path | None) -> Iterator[None]:
     finally:
         loop.stop()
         loop.join(1)
-        # Its folder may be gone, or not to be written to any more: that makes no end a failure.
+        # Its folder may be gone or read-only by now, which does not make the end a failure.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def _touch(path: Path) -> None:
-    """Make the file young; that takes no space, so a disk that is full does not make the process look dead."""
+    """Renew the time of the file; that takes no space, so a full disk does not make the process look dead."""
     try:
         os.utime(path)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """The line between a supervisor and a child: each notices when the other is gone, the supervisor also when it hangs.
 
-It carries the reports of the child's health as well, which so need neither a file nor a port.
+It also carries the reports of the child's health, which therefore need neither a file nor a port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERY = 1.0
 MOST_AT_ONCE = 1.0
 # Bytes that are read at a time.
 AT_ONCE = 65536
-# Seconds that a process has for its first sign of life, in which it imports the project, beyond those of any other.
+# Extra seconds for the first sign of life of a process, which has to import the project before.
 START = 300.0
 
 

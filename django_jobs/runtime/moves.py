@@ -30,7 +30,7 @@ class Moves:
 
     def forget(self, now: datetime) -> None:
         """Try the rows again that were left alone long enough."""
-        # Further ahead lies nothing but what was set down before the clock was set back.
+        # A time further ahead than that was noted before the clock was set back.
         self._refused = {pk: until for pk, until in self._refused.items() if now < until <= now + REFUSED_FOR}
 
     def rows(self) -> ExecutionQuerySet:

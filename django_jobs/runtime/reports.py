@@ -20,9 +20,9 @@ WORSE = ("ok", "degraded", "draining", "starting", "failing")
 
 @contextlib.contextmanager
 def reported(probes: Probes) -> Iterator[Callable[[], bytes]]:
-    """Ask the probes every few seconds while the block runs, which gets a function that returns the last report.
+    """Ask the probes every few seconds while the block runs; give it a function that returns the last report at once.
 
-    It returns at once, and nothing before the first report.
+    Before the first report that is empty.
     """
     report = b""
 

@@ -32,7 +32,6 @@ EARLIEST, LATEST = 0.9, 1.5
 LIMIT = 10_000
 PREFIX = f"{WorkerLost.__name__}: "
 
-
 # The workers that own running rows, by the id in these; None for one without a row of its own.
 Owners = Mapping[UUID | None, Worker | None]
 

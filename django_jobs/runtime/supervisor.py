@@ -151,7 +151,7 @@ class Supervisor:
         if now >= member.due_at:
             self._start(member)
             if member.process is not None:
-                logger.info("%s is there now", member)
+                logger.info("%s was started", member)
 
     def _listen(self, member: Member, now: float) -> None:
         """Kill a process that is stopped or hangs as a whole: it does not beat either, and others take its rows."""

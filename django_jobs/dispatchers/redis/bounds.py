@@ -1,4 +1,4 @@
-"""Let nobody wait for a connection but a thread of its own: looking up a name, for one, knows no time limit."""
+"""Open connections in threads of their own, within a time limit: looking up a name, for one, has none."""
 
 from __future__ import annotations
 

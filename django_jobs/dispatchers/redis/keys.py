@@ -45,7 +45,7 @@ class Keys:
         self._told: set[str] = set()
 
     def queue(self, name: str) -> str:
-        """The sorted set of ids that wait in a queue."""
+        """Return the key of the sorted set of ids that wait in a queue."""
         return self._server.key(f"queue:{name}")
 
     def ask(self, client: redis.Redis, names: Iterable[str], do: Callable[[], T]) -> T:

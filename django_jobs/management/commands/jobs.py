@@ -99,7 +99,7 @@ class Command(BaseCommand):
             holding.add_argument("--queue", metavar="Q", help="A queue instead of a job.")
             _by(holding)
         purge = command("purge", "Delete the executions of jobs that no process knows.")
-        purge.add_argument("--unregistered", action="store_true", help="Finished and parked ones of unknown names.")
+        purge.add_argument("--unregistered", action="store_true", help="Delete the finished and the parked ones.")
         purge.add_argument("--yes", action="store_true", help="Do not ask.")
         follow = command("tail", "Show the executions that ended last; with --follow, further ones as they end.")
         follow.add_argument("--job", metavar="NAME", help="Show this job only.")
@@ -180,12 +180,14 @@ class Command(BaseCommand):
 
 
 def _filters(parser: ArgumentParser) -> None:
-    parser.add_argument("--job", metavar="NAME", help="Of this job.")
-    parser.add_argument("--queue", metavar="Q", help="In this queue.")
-    parser.add_argument("--status", choices=STATUSES, help="With this status.")
-    parser.add_argument("--key", metavar="K", help="With this key.")
-    parser.add_argument("--organization", metavar="O", help="Of this organization; a key is looked for within it.")
-    parser.add_argument("--since", metavar="TIME", help="Pushed within 30min, 2h, 7d, or since 2026-03-01T12:00.")
+    parser.add_argument("--job", metavar="NAME", help="Executions of this job.")
+    parser.add_argument("--queue", metavar="Q", help="Executions in this queue.")
+    parser.add_argument("--status", choices=STATUSES, help="Executions with this status.")
+    parser.add_argument("--key", metavar="K", help="Executions pushed with this key.")
+    parser.add_argument("--organization", metavar="O", help="Executions of this organization, to which --key belongs.")
+    parser.add_argument(
+        "--since", metavar="TIME", help="Executions pushed within 30min, 2h, 7d, or since 2026-03-01T12:00."
+    )
 
 
 def _by(parser: ArgumentParser) -> None:
