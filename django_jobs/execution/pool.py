@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -16,6 +15,7 @@ from uuid import UUID
 
 from django_jobs import signals
 from django_jobs.conf import get_settings
+from django_jobs.execution.event_loop import EventLoop
 from django_jobs.execution.executor import aexecute, execute
 from django_jobs.execution.interrupts import Interrupter
 from django_jobs.execution.judgement import given_up
@@ -24,9 +24,6 @@ from django_jobs.execution.run import Run
 from django_jobs.loop import Loop, OnDeath, start_thread
 
 logger = logging.getLogger("django_jobs.pool")
-
-# Seconds within which an event loop that is not blocked answers, however busy the machine is.
-LOOP_PATIENCE = 1.0
 
 
 class Pool:
@@ -58,15 +55,14 @@ class Pool:
         self._stopped = False
         self._lock = threading.Lock()
         # Runs in slots; for coroutine handlers, with their event loop.
-        self._active: dict[Run, asyncio.AbstractEventLoop | None] = {}
+        self._active: dict[Run, EventLoop | None] = {}
         # Threads that can take a run, by ident; without those that are stuck in a handler that was given up.
         self._threads: dict[int, threading.Thread] = {}
         self._sync_active = 0
         # Threads that are stuck in handlers that were given up.
         self._abandoned = 0
         self._is_ending = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread: threading.Thread | None = None
+        self._loop: EventLoop | None = None
         self._interrupter = Interrupter(
             grace=get_settings().interrupt_grace, on_abandoned=self._abandon, wake=self._look_at_ladder
         )
@@ -107,7 +103,7 @@ class Pool:
             try:
                 for _ in range(self._sync_active - len(self._threads)):
                     self._start_slot()
-                loop = self._running_loop() if any(run.job.is_async for run in runs) else None
+                loop = self._event_loop() if any(run.job.is_async for run in runs) else None
             except RuntimeError:
                 for run in runs:
                     self._leave(run, Released())
@@ -116,7 +112,7 @@ class Pool:
             self._interrupter.register(run)
             if loop is not None and run.job.is_async:
                 self._active[run] = loop
-                loop.call_soon_threadsafe(self._start_task, loop, run)
+                loop.run(partial(self._arun, run))
             else:
                 self._work.append(run)
         if self._work:
@@ -148,11 +144,9 @@ class Pool:
         threads = list(self._threads.values())
         for _ in threads:
             self._tokens.put(None)
-        if self._loop is not None and self._loop_thread is not None:
-            # A handler that stops it at this very moment ends it for us.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.stop)
-            threads.append(self._loop_thread)
+        if self._loop is not None:
+            self._loop.stop()
+            threads.append(self._loop.thread)
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0))
         self.ladder.join(max(deadline - time.monotonic(), 0))
@@ -204,38 +198,10 @@ class Pool:
             self._token_out = True
             self._tokens.put(None)
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
+    def _event_loop(self) -> EventLoop:
         if self._loop is None:
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=self._serve, args=(loop,), name="django_jobs event loop", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                loop.close()
-                raise
-            self._loop, self._loop_thread = loop, thread
+            self._loop = EventLoop()
         return self._loop
-
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run an event loop until this pool stops, and close it with all it holds."""
-        try:
-            while not self._stopped:
-                try:
-                    loop.run_forever()
-                    if not self._stopped:
-                        logger.error("a handler stopped the event loop, which goes on: other runs are on it as well")
-                except BaseException:
-                    # asyncio lets a task's SystemExit and KeyboardInterrupt out, but other runs are on this loop.
-                    logger.exception("a handler's task broke out of the event loop, which goes on")
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            loop.close()
-
-    def _start_task(self, loop: asyncio.AbstractEventLoop, run: Run) -> None:
-        loop.create_task(self._arun(run))
 
     async def _arun(self, run: Run) -> None:
         if signals.is_heard(signals.job_started, run.job):
@@ -284,22 +250,12 @@ class Pool:
         if loop is not None and not self._is_ending:
             start_thread(partial(self._give_up_if_blocked, loop), name="loop check")
 
-    def _give_up_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _give_up_if_blocked(self, loop: EventLoop) -> None:
         """Give up every run of a blocked event loop; in a thread of its own, since finding out takes time."""
-        if _answers(loop):
+        if loop.answers():
             return
         for run in [run for run, its_loop in list(self._active.items()) if its_loop is loop]:
             outcome = given_up(run)
             if run.gate.abandon():
                 self._interrupter.unregister(run)
                 self._end(run, outcome)
-
-
-def _answers(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether an event loop still turns, rather than being blocked by a task."""
-    answered = threading.Event()
-    try:
-        loop.call_soon_threadsafe(answered.set)
-    except RuntimeError:
-        return False
-    return answered.wait(LOOP_PATIENCE)

@@ -14,7 +14,7 @@ import pytest
 from django.db import OperationalError
 
 from django_jobs import InvalidPayload, JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
-from django_jobs.execution import announcer, pool
+from django_jobs.execution import announcer, event_loop
 from django_jobs.execution.liveness import Watch
 from django_jobs.models import JobExecution
 from django_jobs.runtime.worker import Observed
@@ -379,7 +379,7 @@ def beside_again(row: JobExecution) -> bool:
 @pytest.mark.medium
 def test_a_blocked_event_loop_is_given_up_with_all_its_runs(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.2}
-    monkeypatch.setattr(pool, "LOOP_PATIENCE", 0.2)
+    monkeypatch.setattr(event_loop, "PATIENCE", 0.2)
     release, waiting = threading.Event(), threading.Event()
 
     async def wait_long() -> None:
