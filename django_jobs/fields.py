@@ -40,7 +40,12 @@ def uuid7() -> uuid.UUID:
         _last_tick = tick
     millis, fraction = divmod(tick, 4096)
     random = int.from_bytes(os.urandom(8), "big") >> 2
-    return uuid.UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | fraction << 64 | 0b10 << 62 | random)
+    return uuid7_at(millis, fraction << 64 | random)
+
+
+def uuid7_at(millis: int, rest: int = 0) -> uuid.UUID:
+    """Return the UUID version 7 of a Unix millisecond with the bits of `rest`; without any it is the lowest one."""
+    return uuid.UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | 0b10 << 62 | rest)
 
 
 def from_database(value: datetime, connection: BaseDatabaseWrapper) -> datetime:

@@ -14,6 +14,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_jobs import registry
 from django_jobs.cli.errors import UsageError
+from django_jobs.fields import uuid7_at
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
 from django_jobs.reading.listing import edge, id_bounds, of_status
@@ -183,8 +184,7 @@ def checked_limit(limit: int, *, least: int) -> int:
 
 def _first_id(since: datetime) -> UUID:
     """Return the lowest id that can be made from this instant on, by any machine's clock."""
-    millis = max(int((since.timestamp() - SKEW) * 1000), 0)
-    return UUID(int=(millis & (1 << 48) - 1) << 80 | 0x7 << 76 | 0b10 << 62)
+    return uuid7_at(max(int((since.timestamp() - SKEW) * 1000), 0))
 
 
 def _storable(text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
@@ -85,6 +85,27 @@ class Dispatcher(ABC):
 
     def close(self) -> None:
         """Close connections and end threads; called when the settings name another dispatcher. Safe to repeat."""
+
+
+class Suspensions:
+    """The blocks of without_running() that are open now, in any threads."""
+
+    def __init__(self) -> None:
+        # One object for each block: a counter could miss some of those that begin at the same time.
+        self._open: set[object] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Count as open while the block runs."""
+        mine = object()
+        self._open.add(mine)
+        try:
+            yield
+        finally:
+            self._open.discard(mine)
 
 
 def call(callback: Callable[[], None]) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its hook must be there before ours, see at_exit()
-import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
 from django.utils.autoreload import DJANGO_AUTORELOAD_ENV
 
 from django_jobs.conf import get_settings
+from django_jobs.dispatchers.base import Suspensions
 from django_jobs.dispatchers.database import DatabaseDispatcher
 from django_jobs.execution.direct import DirectRunner
 from django_jobs.models import jobs_alias
@@ -50,15 +51,9 @@ class DirectDispatcher(DatabaseDispatcher):
         self._here().look()
         super().cancel_hint(ids)
 
-    @contextlib.contextmanager
-    def without_running(self) -> Iterator[None]:
+    def without_running(self) -> AbstractContextManager[None]:
         """See Dispatcher.without_running()."""
-        suspensions, mine = self._here().suspensions, object()
-        suspensions.add(mine)
-        try:
-            yield
-        finally:
-            suspensions.discard(mine)
+        return self._here().suspensions.block()
 
     def describe(self) -> str:
         """See Dispatcher.describe()."""
@@ -78,8 +73,7 @@ class _Process:
     """The runner of one process, made by the first hint."""
 
     def __init__(self, pid: int) -> None:
-        # One object for each block of without_running(); a sum would miss some of those that begin at once.
-        self.suspensions: set[object] = set()
+        self.suspensions = Suspensions()
         self._pid = pid
         self._lock = threading.Lock()
         self._runner: DirectRunner | None = None

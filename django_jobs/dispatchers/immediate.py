@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
+from django_jobs.dispatchers.base import Suspensions
 from django_jobs.dispatchers.database import DatabaseDispatcher
 from django_jobs.execution.immediate import run_now
 from django_jobs.models import jobs_alias
@@ -27,8 +28,7 @@ class ImmediateDispatcher(DatabaseDispatcher):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        # One object for each block of without_running(); a sum would miss some of those that begin at once.
-        self._suspensions: set[object] = set()
+        self._suspensions = Suspensions()
         self._thread = threading.local()
 
     def hint(self, queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
@@ -40,15 +40,9 @@ class ImmediateDispatcher(DatabaseDispatcher):
         elif ids:
             self._run_all(deque([(queue, ids)]))
 
-    @contextlib.contextmanager
-    def without_running(self) -> Iterator[None]:
+    def without_running(self) -> AbstractContextManager[None]:
         """See Dispatcher.without_running()."""
-        mine = object()
-        self._suspensions.add(mine)
-        try:
-            yield
-        finally:
-            self._suspensions.discard(mine)
+        return self._suspensions.block()
 
     def describe(self) -> str:
         """See Dispatcher.describe()."""
