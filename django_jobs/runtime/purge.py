@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from django_jobs import clock, registry, retention, transitions
 from django_jobs.clock import EPOCH
@@ -20,6 +19,7 @@ from django_jobs.options import attribution
 from django_jobs.querysets import ExecutionQuerySet, lost_after
 from django_jobs.runtime.fleet import LIMIT, UNLISTED_FOR
 from django_jobs.runtime.portions import distinct, move
+from django_jobs.services.bulk import pages
 from django_jobs.states import FINAL
 
 logger = logging.getLogger("django_jobs")
@@ -65,10 +65,13 @@ def purge(names: Iterable[str], *, using: str, by: Any = None) -> Iterator[int]:
     """
     user, by_name = attribution(by)
     for name in names:
-        for ids in _parked(name, using):
+        parked = JobExecution.objects.using(using).filter(job_name=name).parked()
+        for page in pages(parked.only("pk")):
             if _is_known(name, using):
                 break
-            move(ids, partial(_cancel, now=clock.now(using), by=user, by_name=by_name), using=using)
+            move(
+                [row.pk for row in page], partial(_cancel, now=clock.now(using), by=user, by_name=by_name), using=using
+            )
         gone = 0
         for status in sorted(FINAL):
             deleted, place = BATCH, retention.Place()
@@ -89,15 +92,6 @@ def _is_known(name: str, using: str) -> bool:
 
 def _cancel(rows: ExecutionQuerySet, *, now: datetime, by: str, by_name: str) -> int:
     return transitions.cancel(rows.parked(), now=now, by=by, by_name=by_name)
-
-
-def _parked(name: str, using: str) -> Iterator[list[UUID]]:
-    """Yield the ids of the parked rows, page by page."""
-    rest = JobExecution.objects.using(using).filter(job_name=name).parked().order_by("pk")
-    page = list(rest.values_list("pk", flat=True)[:BATCH])
-    while page:
-        yield page
-        page = list(rest.filter(pk__gt=page[-1]).values_list("pk", flat=True)[:BATCH])
 
 
 def _listed(using: str) -> set[str]:

@@ -12,6 +12,7 @@ from django_jobs import retention
 from django_jobs.models import JobExecution
 from django_jobs.runtime import purge as purging
 from django_jobs.runtime.purge import Leftover, leftovers, purge, unregistered
+from django_jobs.services import bulk
 from django_jobs.states import Parked
 from tests.factories import JobExecutionFactory, WorkerFactory
 
@@ -61,7 +62,7 @@ def test_a_name_that_a_process_listed_a_moment_ago_is_known() -> None:
 
 def test_a_name_that_is_deployed_meanwhile_is_left_alone_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: of many rows those went as well whose job a worker had begun to run again."""
-    monkeypatch.setattr(purging, "BATCH", 2)
+    monkeypatch.setattr(bulk, "PAGE", 2)
     for _ in range(4):
         JobExecutionFactory(job_name="old.back", parked=True)
         JobExecutionFactory(job_name="old.back", ok=True)
