@@ -235,7 +235,7 @@ class Job(Policy, Generic[P]):
             leave_context(token)
 
 
-# Templates call what they name; not these.
+# A template calls whatever callable it names, but must not call these.
 for _verb in (
     *("push", "apush", "push_many", "apush_many", "trigger", "atrigger"),
     *("pause", "apause", "resume", "aresume"),

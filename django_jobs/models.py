@@ -188,7 +188,7 @@ class JobExecution(models.Model):
         return await services.astart_now(self, by=by)
 
 
-# Templates call what they name; not these.
+# A template calls whatever callable it names, but must not call these.
 for _verb in ("cancel", "acancel", "retry", "aretry", "copy", "acopy", "start_now", "astart_now"):
     getattr(JobExecution, _verb).alters_data = True
 

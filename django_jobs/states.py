@@ -34,7 +34,7 @@ class Parked(TextChoices):
 class Skip(TextChoices):
     """Why a cron tick did not become a row."""
 
-    OVERLAP = "overlap", _("one still lived")
+    OVERLAP = "overlap", _("an earlier one was still live")
     MISFIRE = "misfire", _("nobody fired it in time")
     PAUSED = "paused", _("the job was paused")
 

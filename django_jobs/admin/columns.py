@@ -142,7 +142,7 @@ class ExecutionColumns:
     def completed(self, obj: JobExecution) -> str:
         return words.moment(obj.completed_at)
 
-    @admin.display(description=_("cancel asked for"))
+    @admin.display(description=_("cancel requested"))
     def cancel_asked(self, obj: JobExecution) -> str:
         return words.moment(obj.cancel_requested_at)
 

@@ -81,7 +81,7 @@ class WorkerAdmin(ReadOnlyAdmin):
         served = Served.from_row(obj.queues)
         if not served.is_any_but:
             return joined(obj.queues)
-        return _("any but %(queues)s") % {"queues": joined(sorted(served.names))} if served.names else _("any")
+        return _("any except %(queues)s") % {"queues": joined(sorted(served.names))} if served.names else _("any")
 
     @admin.display(description=gettext_lazy("jobs it knows"))
     def name_list(self, obj: Worker) -> str:

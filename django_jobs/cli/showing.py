@@ -60,7 +60,7 @@ def _facts(row: JobExecution, now: datetime, sections: dict[str, Any]) -> list[t
         ("Worker", detail.worker_name(row) or str(row.worker_id or "")),
         ("Progress", f"{progress['text']} {progress['note']}".strip() if progress else ""),
         ("Pushed by", "" if (who := words.who(row)) == words.EMPTY else who),
-        ("Cancel asked", _by(row.cancel_requested_at, row.cancelled_by_name)),
+        ("Cancel requested", _by(row.cancel_requested_at, row.cancelled_by_name)),
         ("Retried", _by(row.retried_at, row.retried_by_name)),
         ("Copy of", str(row.copied_from or "")),
     ]

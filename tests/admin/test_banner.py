@@ -107,7 +107,7 @@ def test_the_workers_list_tells_who_is_alive_silent_and_stopped(admin: Admin) ->
 
     for kind in ("alive", "silent", "stopped"):
         assert {"class": f"dj-badge dj-{kind}"} in shown.named("span")
-    for text in ("12345", "mail, reports", "1 / 8", "0 / 10", "any", "any but bulk, slow", "2 h"):
+    for text in ("12345", "mail, reports", "1 / 8", "0 / 10", "any", "any except bulk, slow", "2 h"):
         assert text in shown.words
 
 

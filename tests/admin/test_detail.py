@@ -221,7 +221,7 @@ def test_what_an_execution_does_not_have_is_left_out(admin: Admin) -> None:
         "Last error",
         "Started:",
         "Completed:",
-        "Cancel asked for",
+        "Cancel requested",
         "Cron tick",
         "Retried",
         "Worker:",

@@ -231,7 +231,9 @@ def test_the_last_run_is_the_one_that_ended_last_with_its_outcome(admin: Admin) 
 def test_skipped_ticks_are_shown_with_their_reason(admin: Admin) -> None:
     JobStateFactory(job_name="shop.nightly", skips=4, last_skip_at=clock.now(jobs_alias()), last_skip_reason="overlap")
 
-    assert re.search(r"skipped 4, last 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d \w+: one still lived", words(admin))
+    assert re.search(
+        r"skipped 4, last 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d \w+: an earlier one was still live", words(admin)
+    )
 
 
 def test_a_paused_job_says_so(admin: Admin) -> None:
