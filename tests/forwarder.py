@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
@@ -37,6 +38,8 @@ class Forwarder:
         # Clear while everything is taken and nothing passed on.
         self._passing = threading.Event()
         self._passing.set()
+        # Seconds before each byte of an answer.
+        self._drip = 0.0
         self._listener = self._listen(0)
         self.port: int = self._listener.getsockname()[1]
 
@@ -65,6 +68,10 @@ class Forwarder:
         """Take what is sent and connections from now, and never answer."""
         self.reached.clear()
         self._passing.clear()
+
+    def drip(self, seconds: float) -> None:
+        """Pass on answers from now byte by byte, each after so many seconds."""
+        self._drip = seconds
 
     def swallow_answer(self, *, after: bytes, at: bytes) -> None:
         """Cut off, once, a connection that sent `after` when the server answers to `at`; then `swallowed` is set."""
@@ -117,6 +124,11 @@ class Forwarder:
                     # The server has done what it was asked for, and nobody hears of it.
                     self.swallowed.set()
                     break
+                elif self._drip:
+                    for byte in data:
+                        time.sleep(self._drip)
+                        target.sendall(bytes([byte]))
+                    continue
                 target.sendall(data)
         self._shut(line)
 

@@ -15,6 +15,7 @@ import pytest
 from django_jobs import dispatchers
 from django_jobs.dispatchers import Unavailable, announce
 from django_jobs.dispatchers.redis import RedisDispatcher, bounds, breaker, channel, hints, session
+from django_jobs.dispatchers.redis.upkeep import PORTION
 from django_jobs.fields import uuid7
 from tests.dispatchers.contract import when_ready
 from tests.forwarder import Forwarder
@@ -305,6 +306,24 @@ def test_a_cable_that_falls_silent_is_noticed_and_closing_waits_for_nothing(
     began = time.monotonic()
     project.dispatcher.close()
     assert time.monotonic() - began < 0.2
+    cable.cut()
+
+
+def test_a_push_does_not_wait_for_answers_that_come_byte_by_byte(
+    own_valkey: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "PATIENCE", 1)
+    cable = Forwarder(("127.0.0.1", own_valkey.port))
+    use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
+    dispatcher = RedisDispatcher({"CACHE": "redis"})
+    assert announce_with(dispatcher)
+    # Each byte comes in time, and all of them after five seconds.
+    cable.drip(0.2)
+    with pytest.raises(Unavailable, match="Timeout reading"):
+        dispatcher.hint("mail", [uuid7() for _ in range(PORTION + 1)])
+    cable.drip(0.0)
+    wait_for(lambda: announce_with(dispatcher), 10, "hints are sent again")
+    dispatcher.close()
     cable.cut()
 
 

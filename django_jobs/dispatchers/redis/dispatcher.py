@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ConnectionError as ServerGone
 
 from django_jobs.dispatchers.base import Dispatcher, Unavailable
-from django_jobs.dispatchers.redis.bounds import connect_within_bounds, within
+from django_jobs.dispatchers.redis.bounds import answers_by, put_in_bounds, within
 from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, MOST_QUEUES, Keys, score
 from django_jobs.dispatchers.redis.server import Server
@@ -20,10 +20,10 @@ from django_jobs.dispatchers.redis.subscription import RedisSubscription
 from django_jobs.dispatchers.redis.upkeep import Upkeep
 from django_jobs.served import Served
 
-# Seconds that a push waits for each answer, and in all if it finds no connection: a name is looked up then, one address
-# or sentinel after the other is tried, and the login takes some answers.
+# Seconds that a push waits for a part of an answer, and in all: answers may have many parts, and if it finds no
+# connection, a name is looked up, one address or sentinel after the other is tried, and the login takes some answers.
 ANSWER_TIMEOUT = 0.4
-OPEN_TIMEOUT = 0.8
+TIMEOUT = 0.8
 # Seconds for one address.
 CONNECT_TIMEOUT = 0.3
 
@@ -117,10 +117,11 @@ class RedisDispatcher(Dispatcher):
         process = self._here()
 
         def bounded() -> None:
-            until = time.monotonic() + OPEN_TIMEOUT
+            until = time.monotonic() + TIMEOUT
             with self._server.faults():
                 try:
-                    send(process)
+                    with answers_by(until):
+                        send(process)
                 except ServerGone:
                     process.disconnect()
                     # Behind a new connection may be an empty server.
@@ -152,7 +153,7 @@ class _Process:
     def __init__(self, server: Server) -> None:
         self.pid = os.getpid()
         self.client = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT)
-        connect_within_bounds(self.client.connection_pool)
+        put_in_bounds(self.client.connection_pool)
         self.breaker = Breaker()
         self.upkeep = Upkeep()
         self.subscriptions: set[RedisSubscription] = set()
