@@ -14,6 +14,7 @@ from django.db.models import Q
 
 from django_jobs import clock, pauses, registry, rows
 from django_jobs.models import JobExecution
+from django_jobs.pauses import Paused
 from django_jobs.runtime.fleet import Fleet
 from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.portions import PAGE, distinct, portions
@@ -27,6 +28,9 @@ logger = logging.getLogger("django_jobs.stage")
 
 # Seconds between two ticks; a little less than the second within which every process notices a pause.
 INTERVAL = 0.9
+# Seconds for which a claim relies on the pauses that a tick read. The next one may be late: it has lost its connection,
+# the whole process was frozen, or with --once there is too much to run.
+PAUSES_FOR = 1.0
 # The most seconds for each phase of a tick, so that none starves the others and the pauses that were read stay fresh.
 SHARE = 0.12
 # Due rows are ordered by priority among this many of the oldest.
@@ -54,6 +58,8 @@ class Stage(Observed):
         self._moves = Moves(using=using)
         self._surplus = Surplus(self._moves, using=using)
         self._deadline = 0.0
+        # When pauses were asked for last, in monotonic seconds, and the answer.
+        self._paused = (float("-inf"), super().recent_pauses())
         # Reasons and names that became free; their rows are unparked by name.
         self._returning: set[tuple[str, str]] = set()
         # Where the round through all parked rows is, by reason; None at its beginning.
@@ -100,12 +106,24 @@ class Stage(Observed):
         due = self._moves.rows().due(clock.now(self._using)).filter(served.condition()).exists()
         return bool(due) or self._surplus.waits(self.paused_jobs, served)
 
+    def recent_pauses(self) -> Paused:
+        """See Observed.recent_pauses(); the next tick still finds out what was resumed. Safe from any thread."""
+        asked_at, paused = self._paused
+        return paused if time.monotonic() - asked_at <= PAUSES_FOR else self._ask_for_pauses()
+
+    def _ask_for_pauses(self) -> Paused:
+        # Aged from before the query, as the answer may be out of date at once.
+        asked_at = time.monotonic()
+        paused = pauses.paused(self._using)
+        self._paused = (asked_at, paused)
+        return paused
+
     def _share(self, times: int = 1) -> float:
         self._deadline = time.monotonic() + SHARE * times
         return self._deadline
 
     def _read_pauses(self) -> None:
-        paused, self.paused_queues = pauses.paused(self._using)
+        paused, self.paused_queues = self._ask_for_pauses()
         # Jobs with a limit come back a few rows at a time, see Surplus.
         resumed = self.paused_jobs - paused - registry.limited_names()
         self._returning |= {(Parked.PAUSED, name) for name in resumed}

@@ -16,6 +16,7 @@ from django_jobs.execution.liveness import Liveness
 from django_jobs.execution.run import Run
 from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
+from django_jobs.pauses import Paused
 from django_jobs.runtime.heads import heads
 from django_jobs.runtime.limited_claims import LimitedClaims
 from django_jobs.served import Served
@@ -38,6 +39,10 @@ class Observed:
     pending_queues: frozenset[str] = frozenset()
     # Names of jobs with `concurrency=` that have rows near the head of a queue.
     limited_jobs: frozenset[str] = frozenset()
+
+    def recent_pauses(self) -> Paused:
+        """Return what is paused, as of less than a second ago."""
+        return Paused(self.paused_jobs, self.paused_queues)
 
 
 class Worker:
@@ -138,8 +143,9 @@ class Worker:
 
     def claims(self, limit: int, now: datetime | None = None) -> Iterator[list[JobExecution]]:
         """Take up to `limit` rows in parts, none of them empty, best first over all queues this worker serves."""
-        known = registry.names().difference(self._observed.paused_jobs)
-        queues = self.served_queues()
+        paused = self._observed.recent_pauses()
+        known = registry.names() - paused.jobs
+        queues = self._queues(self._served - paused.queues)
         if not known or not queues:
             return
         now, worker_id = now or clock.now(self._using), self._liveness.worker_id
@@ -181,12 +187,15 @@ class Worker:
 
     def served_queues(self) -> list[str]:
         """Return the queues to claim from now: the named ones, or any that a job declares or that has pending rows."""
-        return sorted(self.served.among(registry.queues() | self._observed.pending_queues))
+        return self._queues(self.served)
 
     @property
     def served(self) -> Served:
         """The queues from which it would claim now, whether it has seen them or not."""
         return self._served - self._observed.paused_queues
+
+    def _queues(self, served: Served) -> list[str]:
+        return sorted(served.among(registry.queues() | self._observed.pending_queues))
 
     def _best_queue(self, queues: list[str], names: list[str]) -> tuple[str | None, int | None]:
         """Return the queue with the best head, and the rank of the next queue's head, up to which to claim from it."""

@@ -168,6 +168,18 @@ def test_pauses_are_read_for_the_worker(now: datetime) -> None:
     assert tick.paused_queues == {"mail"}
 
 
+def test_what_a_claim_reads_of_pauses_is_news_for_the_next_tick(now: datetime, monkeypatch: Any) -> None:
+    row = JobExecutionFactory(now=now)
+    state = JobStateFactory(paused=True)
+    tick = Stage(using="default")
+    tick.tick(now)
+    JobState.objects.filter(pk=state.pk).update(paused_at=None)
+    monkeypatch.setattr(stage, "PAUSES_FOR", 0.0)
+    assert tick.recent_pauses() == (frozenset(), frozenset())
+    tick.tick(now)
+    assert statuses() == {row.pk: Status.PENDING}
+
+
 def test_rows_of_a_paused_job_are_parked_and_come_back_when_it_is_resumed(now: datetime, monkeypatch: Any) -> None:
     paused = JobExecutionFactory(now=now, key="K")
     other = JobExecutionFactory(now=now, job_name="acc.slow")

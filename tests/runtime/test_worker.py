@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_jobs import InvalidPayload, JobContext, Keep, Reschedule, Retry, clock, job, signals, transitions
+from django_jobs import InvalidPayload, JobContext, Keep, Reschedule, Retry, clock, job, services, signals, transitions
 from django_jobs.execution import announcer, event_loop
 from django_jobs.execution.liveness import Watch
-from django_jobs.models import JobExecution
+from django_jobs.models import JobExecution, jobs_alias
+from django_jobs.runtime import stage
 from django_jobs.runtime.worker import Observed
 from django_jobs.states import Status
 from tests.runtime.workers import a_liveness, a_worker, ended, jobs_of
@@ -114,6 +115,30 @@ def test_a_paused_job_and_a_paused_queue_are_left_alone() -> None:
         for row in left:
             row.refresh_from_db()
             assert row.status == Status.PENDING
+
+
+@pytest.mark.parametrize("what", ["job", "queue"])
+def test_a_pause_holds_also_when_stage_is_late(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a process that had been frozen, or whose stage had lost its connection, still started rows."""
+
+    def first() -> None: ...
+
+    def second() -> None: ...
+
+    monkeypatch.setattr(stage, "PAUSES_FOR", 0.0)
+    with jobs_of(first, second) as [one, two]:
+        seen = stage.Stage(using=jobs_alias())
+        seen.tick()
+        seen.pending_queues = frozenset({"default", "other"})
+        if what == "job":
+            one.pause()
+        else:
+            services.pause_queue("default")
+        left = one.push()
+        with a_worker(observed=seen):
+            assert ended(two.using(queue="other").push()).status == Status.OK
+        left.refresh_from_db()
+        assert left.status == Status.PENDING
 
 
 def test_an_async_job_runs_on_the_event_loop_beside_others() -> None:
