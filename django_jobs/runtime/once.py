@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from django_jobs import clock, concurrency, registry
@@ -27,9 +28,13 @@ def run_once(parts: Parts, over: Callable[[float], bool]) -> bool:
     parts.rescue.suspect()
     if parts.worker is not None:
         parts.worker.start()
+        staged_until = time.monotonic()
         while _has_work(parts, parts.worker):
             if over(LOOK_EVERY):
                 return False
+            # While something runs, other rows become due, and jobs are paused.
+            if time.monotonic() >= staged_until:
+                staged_until = time.monotonic() + parts.stage.tick()
     if parts.trim is not None:
         for _ in parts.trim.portions(clock.now(parts.using)):
             if over(0):

@@ -43,7 +43,7 @@ from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
 from tests.runtime.support import statuses
 from tests.runtime.workers import jobs_of
 from tests.support import Ledger, wait_for
-from tests.threads import in_thread
+from tests.threads import InThread, in_thread
 
 WAYS = (("worker",), ("scheduler",), ("worker", "scheduler"), ("sweep",))
 
@@ -449,6 +449,21 @@ class TestOnce:
             ("default", Status.OK),
             ("brand-new", Status.OK),
         }
+
+    @pytest.mark.medium
+    def test_it_runs_what_becomes_due_while_something_else_still_runs(self, ledger: Ledger, tmp_path: Path) -> None:
+        """Fault: stage made nothing claimable, and saw no pause, as long as anything ran."""
+        gate = tmp_path / "gate"
+        jobs.gate.push(path=str(gate))
+        running = InThread(once)
+        try:
+            wait_for(ledger.starts, 10, "the gate is reached")
+            row = jobs.mark.using(delay=0.1).push()
+            wait_for(lambda: statuses()[row.pk] == Status.OK, 10, "it ran beside the other")
+        finally:
+            gate.touch()
+            code = running.result()
+        assert code == DONE
 
     def test_a_request_to_end_reaches_it_while_it_trims(self) -> None:
         portions = iter(range(3))
