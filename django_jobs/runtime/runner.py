@@ -18,7 +18,7 @@ from django.db import Error, connections
 from django_jobs.conf import get_settings
 from django_jobs.execution.engine import AFTER_DRAIN, GOODBYE
 from django_jobs.execution.liveness import Liveness
-from django_jobs.loop import MAX_BACKOFF, Loop, Tick
+from django_jobs.loop import MAX_BACKOFF, Loop, Tick, start_thread
 from django_jobs.models import jobs_alias
 from django_jobs.pooling import bypass_pool
 from django_jobs.runtime.child import Child
@@ -264,19 +264,14 @@ class Runner:
 
         def retire() -> None:
             try:
-                bypass_pool()
                 with self._beating:
                     self._is_retired = True
                     liveness.retire(reason)
             except Error as error:
                 logger.warning("the worker's row could not be closed: %s", one_line(error))
-            finally:
-                connections[self._using].close()
 
         # In a thread: a database that does not answer must not hold up the end.
-        thread = threading.Thread(target=retire, name="django_jobs goodbye", daemon=True)
-        thread.start()
-        thread.join(GOODBYE / 2)
+        start_thread(retire, name="goodbye").join(GOODBYE / 2)
 
     def _close_connections(self) -> None:
         """Close what the start needed: this thread only waits from now on."""

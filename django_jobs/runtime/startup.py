@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, OperationalError, connections
 
 from django_jobs.contention import is_refusal
+from django_jobs.loop import start_thread
 from django_jobs.models import JobExecution, JobStat, JobState, QueueState, Worker
-from django_jobs.pooling import bypass_pool, pooled
+from django_jobs.pooling import pooled
 from django_jobs.runtime.options import UsageError
 from django_jobs.text import one_line
 
@@ -99,15 +99,11 @@ def _ask(using: str, ask: Callable[[str], T], deadline: float) -> T:
 
     def connect() -> None:
         try:
-            bypass_pool()
             results.append(ask(using))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
             errors.append(error)
-        finally:
-            connections[using].close()
 
-    thread = threading.Thread(target=connect, name="django_jobs connect", daemon=True)
-    thread.start()
+    thread = start_thread(connect, name="connect")
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(0.1)
     if results:
