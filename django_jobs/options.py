@@ -19,6 +19,7 @@ from django_jobs.conf import RECORDS
 from django_jobs.exceptions import DefinitionError
 from django_jobs.retries import Retry, duration
 from django_jobs.schedules import Cron
+from django_jobs.text import storable as replaced
 
 PRIORITIES = {"low": -50, "normal": 0, "high": 50, "critical": 100}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
@@ -315,7 +316,7 @@ def _by(value: Any) -> Any:
 
 def storable(value: str, what: str) -> str:
     """Return text that every database and page can take."""
-    if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+    if replaced(value) != value:
         raise DefinitionError(f"{what}={_short(value)}; expected text without NUL characters and lone surrogates.")
     return value
 
