@@ -132,8 +132,9 @@ def test_the_code_of_the_readme_works_in_a_new_project(tmp_path: Path) -> None:
         textwrap.dedent("""
             import django
             django.setup()
+            from django.test import RequestFactory
             from shop.views import buy
-            buy("ada@example.com")
+            buy(RequestFactory().post("/buy/", {"email": "ada@example.com"}))
         """)
     )
 

@@ -129,6 +129,9 @@ class ExecutionAdmin(ExecutionColumns, ReadOnlyAdmin):
             self.message_user(request, str(error), messages.WARNING)
             return execution
         self.log_change(request, execution, str(operation.log))
+        if result.pk != execution.pk:
+            # Without an entry, the history of the new row would doubt that it was made here.
+            self.log_addition(request, result, _("Pushed as a copy of %s.") % execution.pk)
         self.message_user(request, operation.done(result), messages.SUCCESS)
         return result
 

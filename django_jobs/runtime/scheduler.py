@@ -204,7 +204,7 @@ def fire(job: Job[...], tick: datetime, *, after: datetime, missed: int = 0, usi
         if not _is_free(rows, using) or not rows.update(last_tick_at=tick, **traced):
             return False
         if missed:
-            logger.warning("%s missed %d ticks before %s", job.name, missed, tick)
+            logger.warning("%s missed %d tick%s before %s", job.name, missed, "" if missed == 1 else "s", tick)
         now = clock.now(using)
         row = build(job, PushOptions(by="system"), "{}", now=now)
         row.active_key, row.tick_at = overlap_key(job), tick

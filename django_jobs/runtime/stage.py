@@ -198,8 +198,9 @@ class Stage(Observed):
         if new := names - self._told:
             self._told |= new
             logger.warning(
-                "no live worker knows the job %s: its executions are parked until one does. If it was renamed, add the "
-                "old name to its aliases; if it is gone, purge them",
+                "no live worker knows the job %s: its executions are parked until one does. If it is new, is it in the "
+                "jobs.py of an installed app? If it was renamed, add the old name to its aliases; if it is gone, purge "
+                "them",
                 some(sorted(new), NAMED),
             )
 

@@ -5,7 +5,7 @@ from threading import Barrier, Thread
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.db import connection
 from django.test import Client
 
@@ -74,6 +74,7 @@ def test_the_copy_button_pushes_a_new_row_and_shows_it(admin: Admin) -> None:
     assert (copy.payload, copy.triggered_by_name, copy.status) == ({"tag": "x"}, "mia", Status.PENDING)
     assert status(row) == Status.OK
     assert entries(row) == [(CHANGE, "mia", "Pushed a copy.")]
+    assert entries(copy) == [(ADDITION, "mia", f"Pushed as a copy of {row.pk}.")]
 
 
 def test_the_start_button_makes_a_scheduled_row_due(admin: Admin) -> None:

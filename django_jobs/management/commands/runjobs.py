@@ -13,13 +13,14 @@ Exit codes:
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, SystemCheckError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper, SystemCheckError
 
 from django_jobs.management.streams import escape_unencodable, flush_or_discard, open_missing
 from django_jobs.runtime.child import Child
@@ -43,6 +44,8 @@ class Command(BaseCommand):
 
     # Was the process started for this command?
     _is_own_process = False
+    # Is it to say only what needs somebody's attention?
+    _is_silent = False
     _child: Child | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,8 +100,15 @@ class Command(BaseCommand):
             end_soon(code)
             flush_or_discard()
 
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Note for check(), which gets no options, whether its warnings are to be shown."""
+        self._is_silent = not options["verbosity"]
+        return super().execute(*args, **options)
+
     def check(self, *args: Any, **kwargs: Any) -> Any:
         """Run the system checks; an error that they find ends the command with the exit code of a wrong setting.
+
+        Mere warnings are not shown with --verbosity 0: a system cron would mail them at each call.
 
         Checks that query a database are left out, as in Django 6.1: it may be down, and is waited for. None run in a
         child, whose supervisor has run them, nor in the watching process of --reload, since they import the sources.
@@ -106,6 +116,9 @@ class Command(BaseCommand):
         if self._child is not None or only_watches():
             return []
         kwargs["databases"] = []
+        shown = self.stderr
+        if self._is_silent:
+            self.stderr = OutputWrapper(io.StringIO())
         try:
             return super().check(*args, **kwargs)
         except SystemCheckError as error:
@@ -114,6 +127,8 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             # Raised by another app's check that imports what a setting names, such as the backend of a cache.
             raise CommandError(one_line(error), returncode=USAGE) from error
+        finally:
+            self.stderr = shown
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until stopped; leave with an exit code other than 0 when something went wrong."""
