@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from django_jobs.conf import DispatcherSpec, get_settings
 from django_jobs.context import shielded
 from django_jobs.dispatchers.base import Dispatcher, Subscription, Unavailable
 
-__all__ = ["Dispatcher", "Subscription", "Unavailable", "announce", "announce_cancel", "get_dispatcher"]
+__all__ = ["Dispatcher", "Subscription", "Unavailable", "announce", "announce_all", "announce_cancel", "get_dispatcher"]
 
 logger = logging.getLogger("django_jobs")
 
@@ -64,6 +64,15 @@ setting_changed.connect(_forget, dispatch_uid="django_jobs.dispatchers")
 def announce(queue: str, ids: Sequence[UUID], *, priority: int = 0) -> None:
     """Send a hint for rows of one queue and priority. A failure is logged, never raised."""
     _tell(lambda dispatcher: dispatcher.hint(queue, ids, priority=priority), f"{len(ids)} hint(s) for queue {queue!r}")
+
+
+def announce_all(rows: Iterable[tuple[str, int, UUID]]) -> None:
+    """Send hints for rows given as queue, rank and id, one for each queue and rank, the best rank first."""
+    batches: dict[tuple[int, str], list[UUID]] = {}
+    for queue, rank, pk in rows:
+        batches.setdefault((rank, queue), []).append(pk)
+    for (rank, queue), ids in sorted(batches.items()):
+        announce(queue, ids, priority=-rank)
 
 
 def announce_cancel(ids: Sequence[UUID]) -> None:

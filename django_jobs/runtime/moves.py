@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django_jobs import transitions
+from django_jobs import dispatchers, transitions
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
-from django_jobs.runtime.portions import hint, move, portions
+from django_jobs.runtime.portions import move, portions
 
 REFUSED_FOR = timedelta(minutes=1)
 # After this time a row that another transaction held is tried again.
@@ -53,7 +53,7 @@ class Moves:
 
     def _hinted(self, rows: Sequence[Row], verb: Callable[[ExecutionQuerySet], Any], now: datetime) -> None:
         left = self._apply([pk for _, _, pk in rows], verb, now)
-        hint(row for row in rows if row[2] not in left)
+        dispatchers.announce_all(row for row in rows if row[2] not in left)
 
     def _apply(self, ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any], now: datetime) -> set[UUID]:
         """Return the rows that could not be moved."""

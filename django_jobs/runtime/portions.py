@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
@@ -12,7 +12,6 @@ from uuid import UUID
 from django.db import DatabaseError, Error, transaction
 from django.db.models import QuerySet
 
-from django_jobs import dispatchers
 from django_jobs.contention import is_connection_loss, passes_over_locks, retried
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
@@ -97,12 +96,3 @@ def _move_unlocked(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any]
         if free:
             verb(JobExecution.objects.using(using).filter(pk__in=free))
     return [pk for pk in ids if pk not in free]
-
-
-def hint(rows: Iterable[tuple[str, int, UUID]]) -> None:
-    """Announce pending rows, given as queue, rank and id, in one batch for each queue and rank."""
-    batches: dict[tuple[int, str], list[UUID]] = {}
-    for queue, rank, pk in rows:
-        batches.setdefault((rank, queue), []).append(pk)
-    for (rank, queue), ids in sorted(batches.items()):
-        dispatchers.announce(queue, ids, priority=-rank)

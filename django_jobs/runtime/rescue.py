@@ -11,14 +11,14 @@ from uuid import UUID
 from django.db import DatabaseError
 from django.db.models import Exists, F, OuterRef, Q
 
-from django_jobs import clock, registry, transitions
+from django_jobs import clock, dispatchers, registry, transitions
 from django_jobs.conf import get_settings
 from django_jobs.contention import is_connection_loss
 from django_jobs.definition import Job
 from django_jobs.exceptions import WorkerLost
 from django_jobs.models import JobExecution, Worker
 from django_jobs.querysets import ExecutionQuerySet, is_fresh
-from django_jobs.runtime.portions import PAGE, hint, portions
+from django_jobs.runtime.portions import PAGE, portions
 from django_jobs.services.operations import after_cancel
 from django_jobs.signals import emit, job_failed, job_finished
 from django_jobs.states import Status
@@ -187,7 +187,7 @@ class Rescue:
         will_retry = row.status != Status.ERROR
         if will_retry:
             if row.status == Status.PENDING:
-                hint([(row.queue, row.rank, row.pk)])
+                dispatchers.announce_all([(row.queue, row.rank, row.pk)])
             # A worker that has claimed it since has already counted the next attempt.
             row.status, row.attempt = Status.PENDING, attempt
         if job is None:

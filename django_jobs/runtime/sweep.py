@@ -9,10 +9,10 @@ from uuid import UUID
 
 from django.db.models import Exists, OuterRef
 
-from django_jobs import clock
+from django_jobs import clock, dispatchers
 from django_jobs.conf import get_settings
 from django_jobs.models import JobExecution, Worker
-from django_jobs.runtime.portions import PAGE, contained, hint, move
+from django_jobs.runtime.portions import PAGE, contained, move
 from django_jobs.schedules import configured
 
 logger = logging.getLogger("django_jobs.sweep")
@@ -71,7 +71,7 @@ class Sweep:
             ]
             if stale:
                 left = self._note_hint([pk for _, _, pk in stale], now)
-                hint(row for row in stale if row[2] not in left)
+                dispatchers.announce_all(row for row in stale if row[2] not in left)
                 hinted += len(stale) - len(left)
             if self._place is None:
                 break

@@ -22,11 +22,7 @@ def hint(connection: Any, executions: Iterable[JobExecution]) -> None:
         for row in executions:
             _open_batch(connection, row.queue).add(row)
     elif connection.get_autocommit():
-        batches: dict[str, _Batch] = {}
-        for row in executions:
-            batches.setdefault(row.queue, _Batch(row.queue)).add(row)
-        for batch in batches.values():
-            batch.send()
+        dispatchers.announce_all((row.queue, row.rank, row.pk) for row in executions)
 
 
 class _Batch:

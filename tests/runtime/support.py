@@ -32,9 +32,8 @@ def hinted(monkeypatch: Any) -> Iterator[list[tuple[str, list[UUID], int]]]:
     """Collect the hints: queue, ids and priority."""
     hints: list[tuple[str, list[UUID], int]] = []
 
-    def announce(queue: str, ids: Any, *, priority: int = 0) -> bool:
+    def announce(queue: str, ids: Any, *, priority: int = 0) -> None:
         hints.append((queue, list(ids), priority))
-        return True
 
     with monkeypatch.context() as patch:
         patch.setattr(dispatchers, "announce", announce)
