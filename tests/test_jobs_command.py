@@ -173,6 +173,7 @@ def test_a_filter_without_an_index_looks_at_the_newest_rows_and_says_so(monkeypa
         (("pause", "\udcff"), "No job is called"),
         (("resume", "\udcff"), "No job is called"),
         (("push", "acc.mark", "--priority=--3"), "priority='--3'"),
+        (("push", "acc.mark", "--priority", "9" * 5000), "priority='999"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_mend_and_exit_code_2(own_jobs: None, args: tuple[str, ...], said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,8 @@ def push(
     if delay is not None:
         options["delay"] = seconds(delay, "--delay")
     if priority is not None:
-        options["priority"] = int(priority) if priority.removeprefix("-").isdecimal() else priority
+        # Longer numbers, which Python may refuse to read, are as wrong as words that it does not know.
+        options["priority"] = int(priority) if re.fullmatch(r"-?\d{1,9}", priority) else priority
     # Whatever the dispatcher, nothing runs in this process, which is about to end.
     with dispatchers.get_dispatcher().without_running():
         row = job.using(**options).push(**values)
