@@ -109,7 +109,8 @@ def log_failure(
         # A lost worker has no traceback, and a failure that will be retried does not need one.
         trace = exception if exception.__traceback__ is not None and not will_retry else None
         message = printable(clean_text(exception, MESSAGE_LENGTH))
-        runs.log(level, "failed %s: %s: %s", what, type(exception).__name__, message, exc_info=trace)
+        why = ": ".join(filter(None, [type(exception).__name__, message]))
+        runs.log(level, "failed %s: %s", what, why, exc_info=trace)
 
 
 def _run(execution: JobExecution) -> str:

@@ -140,6 +140,10 @@ class TestLogging:
         line = f"failed acc.mark {UUID(int=7)} attempt 1/3 in 0.012 s, will retry: ValueError: no"
         assert record.getMessage() == line
 
+    def test_an_exception_without_text_is_logged_by_its_class(self, logged: pytest.LogCaptureFixture) -> None:
+        emit(job_failed, jobs.mark, execution(), exception=raised(ValueError()), will_retry=True)
+        assert logged.records[0].getMessage().endswith("will retry: ValueError")
+
     def test_a_message_of_many_lines_is_one_line_and_leaves_a_terminal_alone(
         self, logged: pytest.LogCaptureFixture
     ) -> None:

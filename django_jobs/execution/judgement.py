@@ -50,7 +50,11 @@ def raised(run: Run, exception: BaseException) -> Outcome:
         isinstance(exception, asyncio.CancelledError) and run.gate.sent
     )
     if reason == "timeout" and (told or isinstance(exception, Reschedule)):
-        return failed(run, exception if isinstance(exception, TimedOut) else TimedOut(), message=_timeout_text(run))
+        text = _timeout_text(run)
+        late = exception if isinstance(exception, TimedOut) else TimedOut()
+        # A thread can be sent a class only; the text is for its traceback, the log and error trackers.
+        late.args = late.args or (text,)
+        return failed(run, late, message=text)
     if reason == "cancelled" and obeyed:
         return Aborted() if told else _aborted_by(run, exception)
     if reason == "shutdown" and obeyed:

@@ -127,7 +127,10 @@ def test_a_timeout_raises_in_the_same_step_and_is_retried_as_any_failure(ladder:
     ladder.tick_until(lambda: run.gate.sent, run.deadline)
     outcome = slot.outcome()
     assert outcome.message == "TimedOut: timed out after 30 s"
+    # The log and error trackers show the text of the exception itself.
+    assert str(outcome.exception) == "timed out after 30 s"
     assert "spin(" in outcome.error["traceback"]
+    assert "TimedOut: timed out after 30 s" in outcome.error["traceback"]
     assert outcome.delay == 0
     assert spinner.caught == [TimedOut]
 
