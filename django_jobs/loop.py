@@ -132,6 +132,18 @@ class Loop:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def turn(self) -> float:
+        """Tick in this thread; return the seconds until the next time, also when the tick raised."""
+        try:
+            delay = self._tick()
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            return self._failed(error)
+        if self._failures:
+            if self._faults.end():
+                logger.warning("%s works again after %d failures", self.name, self._failures)
+            self._failures = 0
+        return max(delay, 0.0)
+
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs."""
@@ -151,24 +163,13 @@ class Loop:
         while not self._stopped.is_set():
             self._wake.clear()
             self._due_at = time.monotonic()
-            delay = self._once()
+            delay = self.turn()
             self._due_at = time.monotonic() + delay
             if self._stopped.is_set():
                 return
             if delay > IDLE_CONNECTION:
                 connections.close_all()
             self._wake.wait(delay)
-
-    def _once(self) -> float:
-        try:
-            delay = self._tick()
-        except Exception as error:  # noqa: BLE001 - logged, and tried again
-            return self._failed(error)
-        if self._failures:
-            if self._faults.end():
-                logger.warning("%s works again after %d failures", self.name, self._failures)
-            self._failures = 0
-        return max(delay, 0.0)
 
     def _failed(self, error: Exception) -> float:
         self._failures += 1

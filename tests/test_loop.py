@@ -161,17 +161,17 @@ def test_a_tick_that_raises_is_tried_again(start: Any, caplog: pytest.LogCapture
 
 def test_the_pause_after_errors_grows_to_its_limit_and_begins_anew_after_a_success() -> None:
     loop = Loop(Ticks(*[ValueError("boom")] * 30, 7.0, ValueError("boom")), name="sample")
-    pauses = [loop._once() for _ in range(30)]
+    pauses = [loop.turn() for _ in range(30)]
     assert 0.25 <= pauses[0] <= 0.5
     assert 0.5 <= pauses[1] <= 1.0
     assert all(MAX_BACKOFF / 2 <= pause <= MAX_BACKOFF for pause in pauses[7:])
-    assert loop._once() == 7.0
-    assert 0.25 <= loop._once() <= 0.5
+    assert loop.turn() == 7.0
+    assert 0.25 <= loop.turn() <= 0.5
 
 
 def test_a_loop_may_try_again_sooner() -> None:
     loop = Loop(Ticks(ValueError("boom")), name="sample", max_backoff=1.0)
-    assert all(loop._once() <= 1.0 for _ in range(20))
+    assert all(loop.turn() <= 1.0 for _ in range(20))
 
 
 @pytest.mark.parametrize("interval", [30.0, 0.0])
@@ -182,7 +182,7 @@ def test_one_kind_of_error_is_logged_once_until_a_tick_succeeds_and_seldom_when_
     first, other, third = ValueError("boom"), ValueError("bang"), KeyError("boom")
     loop = Loop(Ticks(first, first, other, first, 0.0, other, 0.0, third, other, 0.0), name="sample")
     for _ in range(10):
-        loop._once()
+        loop.turn()
     again = ["sample failed and will try again: ValueError: bang"] * (not interval)
     assert lines(caplog) == [
         "sample failed and will try again: ValueError: boom",
@@ -201,18 +201,18 @@ def test_an_error_that_came_and_went_is_logged_when_it_stays(
 ) -> None:
     loop = Loop(Ticks(ValueError("boom"), 0.0, ValueError("boom")), name="sample")
     for _ in range(3):
-        loop._once()
+        loop.turn()
     assert len(lines(caplog)) == 2
     monkeypatch.setattr(loops, "LOG_INTERVAL", 0.0)
     for _ in range(2):
-        loop._once()
+        loop.turn()
     assert lines(caplog)[2:] == ["sample failed and will try again: ValueError: boom"]
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
 def test_the_traceback_is_for_those_who_debug(level: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(level, logger="django_jobs.loop"):
-        Loop(Ticks(ValueError("boom")), name="sample")._once()
+        Loop(Ticks(ValueError("boom")), name="sample").turn()
     assert ("Traceback" in caplog.text) == (level == logging.DEBUG)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from django_jobs import clock, concurrency, registry
+from django_jobs.loop import Loop
 from django_jobs.models import JobExecution
 from django_jobs.runtime.parts import Parts
 from django_jobs.runtime.worker import Worker
@@ -28,13 +29,14 @@ def run_once(parts: Parts, over: Callable[[float], bool]) -> bool:
     parts.rescue.suspect()
     if parts.worker is not None:
         parts.worker.start()
+        stage = Loop(parts.stage.tick, name="stage")
         staged_until = time.monotonic()
         while _has_work(parts, parts.worker):
             if over(LOOK_EVERY):
                 return False
-            # While something runs, other rows become due, and jobs are paused.
+            # While something runs, other rows become due, jobs are paused, and the database may be away for a moment.
             if time.monotonic() >= staged_until:
-                staged_until = time.monotonic() + parts.stage.tick()
+                staged_until = time.monotonic() + stage.turn()
     if parts.trim is not None:
         for _ in parts.trim.portions(clock.now(parts.using)):
             if over(0):

@@ -451,13 +451,26 @@ class TestOnce:
         }
 
     @pytest.mark.medium
-    def test_it_runs_what_becomes_due_while_something_else_still_runs(self, ledger: Ledger, tmp_path: Path) -> None:
+    def test_it_runs_what_becomes_due_while_something_else_still_runs(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: Any
+    ) -> None:
         """Fault: stage made nothing claimable, and saw no pause, as long as anything ran."""
+        tick, has_begun, has_failed = Stage.tick, threading.Event(), threading.Event()
+
+        def fail_once(self: Stage, now: Any = None) -> float:
+            if has_begun.is_set() and not has_failed.is_set():
+                has_failed.set()
+                raise OperationalError("the database is away for a moment")
+            return tick(self, now)
+
+        monkeypatch.setattr(Stage, "tick", fail_once)
         gate = tmp_path / "gate"
         jobs.gate.push(path=str(gate))
         running = InThread(once)
         try:
             wait_for(ledger.starts, 10, "the gate is reached")
+            has_begun.set()
+            wait_for(has_failed.is_set, 10, "stage failed")
             row = jobs.mark.using(delay=0.1).push()
             wait_for(lambda: statuses()[row.pk] == Status.OK, 10, "it ran beside the other")
         finally:
