@@ -95,9 +95,14 @@ class _Process:
 
     def end(self, reason: str, *, drain: float | None = None) -> None:
         with self._lock:
-            runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.end(reason, drain=get_settings().drain_timeout if drain is None else drain)
+            runner = self._runner
+        if runner is None:
+            return
+        runner.end(reason, drain=get_settings().drain_timeout if drain is None else drain)
+        # Not before: what is pushed meanwhile would be started by another one.
+        with self._lock:
+            if self._runner is runner:
+                self._runner = None
 
     def _start(self) -> DirectRunner | None:
         """Return a runner; None when the process is ending, and nothing would end what was started."""

@@ -534,6 +534,37 @@ def test_what_is_pushed_while_the_process_ends_is_left_to_runjobs_without_a_word
     assert caplog.text == ""
 
 
+def test_what_a_run_pushes_while_the_dispatcher_is_closed_is_left_to_runjobs(
+    mode: Callable[..., DirectDispatcher],
+) -> None:
+    """Fault: it was started beside what was drained, and died with the server."""
+    dispatcher = mode(DRAIN_TIMEOUT=5)
+    began, go_on = threading.Event(), threading.Event()
+    pushed: list[JobExecution] = []
+
+    def work() -> None: ...
+
+    def push() -> None:
+        began.set()
+        assert go_on.wait(5)
+        pushed.append(working.push())
+
+    with jobs_of(push, work) as [pushing, working]:
+        row = pushing.push()
+        assert began.wait(10)
+        runner = runner_of(dispatcher)
+        closing = threading.Thread(target=dispatcher.close)
+        closing.start()
+        wait_for(lambda: not runner.is_open, 5, "it is being closed")
+        go_on.set()
+        closing.join(10)
+        row.refresh_from_db()
+        assert row.status == Status.OK
+        pushed[0].refresh_from_db()
+        assert pushed[0].status == Status.PENDING
+        assert Worker.objects.count() == 1
+
+
 def test_a_first_push_that_meets_the_end_of_the_process_starts_nothing(
     mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
