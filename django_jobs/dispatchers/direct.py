@@ -90,8 +90,8 @@ class _Process:
         return ids if runner is None else runner.put(queue, ids, priority=priority)
 
     def look(self) -> None:
-        if self._runner is not None:
-            self._runner.look()
+        if (runner := self._runner) is not None:
+            runner.look()
 
     def end(self, reason: str, *, drain: float | None = None) -> None:
         with self._lock:
