@@ -327,6 +327,26 @@ def test_a_push_does_not_wait_for_answers_that_come_byte_by_byte(
     cable.cut()
 
 
+def test_a_worker_whose_hints_come_byte_by_byte_says_so(
+    own_valkey: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "PATIENCE", 1.0)
+    cable = Forwarder(("127.0.0.1", own_valkey.port))
+    use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
+    project = Project()
+    project.listen()
+    wait_for(project.hears, 5, "hints arrive")
+    cable.drip(0.1)
+    with own_valkey.client() as client:
+        # Ten seconds long, while the answer that there is no hint takes half of one.
+        client.zadd(project.dispatcher._keys.queue("mail"), {"x" * 100: 1})
+    wait_for(lambda: project.worker._sessions[0].problem, 10, "it is told")
+    cable.drip(0.0)
+    wait_for(project.hears, 30, "hints arrive again")
+    project.dispatcher.close()
+    cable.cut()
+
+
 def test_a_server_without_bzmpop_is_told_once_and_takes_hints_that_are_not_heard(
     own_valkey: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

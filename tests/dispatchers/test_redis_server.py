@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
+from redis.connection import SSLConnection
 from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import RedisError, ResponseError
 from redis.sentinel import MasterNotFoundError
@@ -107,7 +108,7 @@ def test_tls_login_and_client_certificate_are_the_ones_of_the_cache(settings: Se
     )
     server = Server("redis")
     connection = server.client(connect=1, answer=1).connection_pool.make_connection()
-    assert type(connection).__name__ == "SSLConnection"
+    assert isinstance(connection, SSLConnection)
     assert (connection.username, connection.password, connection.db) == ("anna", "s3cret", 3)
     assert (connection.ca_certs, connection.certfile) == ("/etc/ca.pem", "/etc/anna.pem")
     assert str(server) == "example.org:6380 database 3 (cache 'redis')"

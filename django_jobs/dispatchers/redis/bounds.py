@@ -1,4 +1,4 @@
-"""Bound the time that a push waits: a socket's timeout begins anew with each byte, and looking up a name has none."""
+"""Bound the waits for the server: a socket's timeout begins anew with each byte, and looking up a name has none."""
 
 from __future__ import annotations
 
@@ -23,8 +23,18 @@ ALONE = 60.0
 AT_ONCE = 0.001
 
 
-def put_in_bounds(pool: redis.ConnectionPool) -> None:
-    """Have connections of this pool heed answers_by(), and be opened inside of within() only, else raise ServerGone."""
+def answer_within_bounds(pool: redis.ConnectionPool) -> None:
+    """Have connections of this pool heed answers_by()."""
+
+    class Bounded(pool.connection_class):  # type: ignore[misc, name-defined]  # One of many.
+        def _connect(self) -> Any:
+            return _Impatient(super()._connect())
+
+    pool.connection_class = Bounded
+
+
+def connect_within_bounds(pool: redis.ConnectionPool) -> None:
+    """Have connections of this pool be opened inside of within() only; elsewhere ServerGone is raised."""
 
     class Bounded(pool.connection_class):  # type: ignore[misc, name-defined]  # One of many.
         _sock: Any
@@ -33,9 +43,6 @@ def put_in_bounds(pool: redis.ConnectionPool) -> None:
             if not self._sock and not getattr(_thread, "may_wait", False):
                 raise ServerGone("no connection is open")
             super().connect()
-
-        def _connect(self) -> Any:
-            return _Impatient(super()._connect())
 
     pool.connection_class = Bounded
 

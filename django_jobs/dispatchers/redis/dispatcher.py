@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ConnectionError as ServerGone
 
 from django_jobs.dispatchers.base import Dispatcher, Unavailable
-from django_jobs.dispatchers.redis.bounds import answers_by, put_in_bounds, within
+from django_jobs.dispatchers.redis.bounds import answers_by, connect_within_bounds, within
 from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.keys import LIFETIME, LOOK, MOST, MOST_QUEUES, Keys, score
 from django_jobs.dispatchers.redis.server import Server
@@ -153,7 +153,7 @@ class _Process:
     def __init__(self, server: Server) -> None:
         self.pid = os.getpid()
         self.client = server.client(connect=CONNECT_TIMEOUT, answer=ANSWER_TIMEOUT)
-        put_in_bounds(self.client.connection_pool)
+        connect_within_bounds(self.client.connection_pool)
         self.breaker = Breaker()
         self.upkeep = Upkeep()
         self.subscriptions: set[RedisSubscription] = set()

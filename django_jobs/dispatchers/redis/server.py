@@ -20,6 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from django_jobs.dispatchers.base import Unavailable
+from django_jobs.dispatchers.redis.bounds import answer_within_bounds
 from django_jobs.text import one_line
 
 # Options that the alias sets for its own use: a cache may wait for long, and limits its connections.
@@ -56,10 +57,11 @@ class Server:
     def client(self, *, connect: float, answer: float) -> redis.Redis:
         """Return a client with a pool of its own; `connect` and `answer` are the seconds it waits for either.
 
-        It tries everything once.
+        It tries everything once, and heeds answers_by().
         """
         pool = self._pool(connect=connect, answer=answer)
         pool.connection_kwargs["retry"] = Retry(NoBackoff(), 0)
+        answer_within_bounds(pool)
         return redis.Redis(connection_pool=pool)
 
     def key(self, name: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from datetime import datetime
 from typing import Any
 
 from django_jobs.dispatchers.base import Unavailable
+from django_jobs.dispatchers.redis.bounds import answers_by
 from django_jobs.dispatchers.redis.breaker import Breaker
 from django_jobs.dispatchers.redis.server import Server
 from django_jobs.loop import MAX_BACKOFF, Loop
@@ -16,6 +18,8 @@ WAIT = 2.0
 CONNECT_TIMEOUT = 2.0
 # Seconds; longer than the wait itself. A later answer counts as none.
 ANSWER_TIMEOUT = WAIT + 1.0
+# Seconds for all answers together, which may come in many parts.
+PATIENCE = 10.0
 
 
 class Session(ABC):
@@ -51,7 +55,7 @@ class Session(ABC):
 
     def _tick(self, now: datetime | None = None) -> float:
         try:
-            with self._server.faults():
+            with self._server.faults(), answers_by(time.monotonic() + PATIENCE):
                 if self.problem is None:
                     return self._listen()
                 self._open()
