@@ -174,20 +174,10 @@ def test_every_setting_becomes_a_field_of_the_settings_object() -> None:
         assert key.lower() in fields or any(name.startswith(f"{key.lower()}_") for name in fields), key
 
 
-def test_the_docs_say_which_settings_nothing_reads_yet() -> None:
-    said = {
-        code_in(row[0]) for row in rows("docs/reference/settings.md", "# Settings") if "nothing reads it yet" in row[2]
-    }
+def test_every_setting_is_read() -> None:
     sources = [path for path in (ROOT / "django_jobs").rglob("*.py") if path.name not in {"conf.py", "checks.py"}]
     code = "\n".join(path.read_text() for path in sources)
-    unread = {key for key in DEFAULTS if not re.search(rf"(?:settings|get_settings\(\)|conf)\.{key.lower()}", code)}
-    assert said == unread
-
-
-def test_the_docs_say_whether_the_limit_of_runs_per_job_is_enforced() -> None:
-    (row,) = [row for row in rows("docs/reference/job-options.md", "# Job options") if code_in(row[0]) == "concurrency"]
-    runtime = "".join(path.read_text() for path in (ROOT / "django_jobs" / "runtime").rglob("*.py"))
-    assert ("nothing enforces it yet" in row[2]) == ("job.concurrency" not in runtime)
+    assert not [key for key in DEFAULTS if not re.search(rf"(?:settings|get_settings\(\)|conf)\.{key.lower()}", code)]
 
 
 def test_the_table_of_job_options_is_what_job_takes() -> None:
@@ -215,6 +205,13 @@ def options_of(function: object) -> set[str]:
 def test_the_table_of_signals_is_what_is_exported() -> None:
     table = [code_in(row[0]) for row in rows("docs/reference/signals.md", "# Signals")]
     assert sorted(table) == sorted(name for name in django_jobs.__all__ if name.startswith("job_"))
+
+
+def test_the_table_of_exceptions_is_what_is_exported() -> None:
+    table = [name for row in rows("docs/reference/exceptions.md", "# Exceptions") for name in row[0].split(", ")]
+    exported = {name: getattr(django_jobs, name) for name in django_jobs.__all__}
+    exceptions = [name for name, it in exported.items() if isinstance(it, type) and issubclass(it, BaseException)]
+    assert sorted(table) == sorted(f"`{name}`" for name in exceptions)
 
 
 def test_the_table_of_flags_is_what_runjobs_takes() -> None:
@@ -263,10 +260,20 @@ def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
         assert named <= defined, named - defined
 
 
-def test_the_readme_links_to_files_that_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / "README.md").read_text()):
+def anchors(path: Path) -> set[str]:
+    """Return what a link may have after its hash: the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_every_page_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name) if name else page
+            assert path.is_file(), target
+            assert not anchor or anchor in anchors(path), target
 
 
 def test_the_diagram_shows_every_legal_move_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,22 @@ def test_a_failure_with_retry_waits_for_its_next_try(commit: Callable[[], Any]) 
 
 
 @in_a_test
+def test_what_waits_for_its_time_runs_when_it_is_started_now(commit: Callable[[], Any]) -> None:
+    def fail_once(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("once more")
+
+    with jobs_of(fail_once, retry=Retry(2, backoff=60)) as [failing]:
+        with commit():
+            retried, delayed = failing.push(), failing.using(delay=60).push()
+        with commit():
+            now(retried).start_now()
+            delayed.start_now()
+    assert (now(retried).status, retried.attempt) == (Status.OK, 2)
+    assert (now(delayed).status, delayed.attempt) == (Status.SCHEDULED, 1)
+
+
+@in_a_test
 def test_a_delayed_push_stays_scheduled(commit: Callable[[], Any]) -> None:
     def job() -> None:
         raise AssertionError("it ran")
