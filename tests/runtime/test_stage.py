@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from django.db import DatabaseError
 
 from django_jobs import pauses, registry, transitions
 from django_jobs.models import JobExecution, JobState, Worker
+from django_jobs.pauses import Paused
 from django_jobs.querysets import key_digest
 from django_jobs.runtime import portions, stage
 from django_jobs.runtime.stage import Stage
@@ -178,6 +180,37 @@ def test_what_a_claim_reads_of_pauses_is_news_for_the_next_tick(now: datetime, m
     assert tick.recent_pauses() == (frozenset(), frozenset())
     tick.tick(now)
     assert statuses() == {row.pk: Status.PENDING}
+
+
+class Questions:
+    """A database that takes `seconds` to tell what is paused, by a clock that nothing else moves."""
+
+    def __init__(self, monkeypatch: Any, seconds: float) -> None:
+        self.time, self.seconds, self.count = 0.0, seconds, 0
+        monkeypatch.setattr(stage, "time", SimpleNamespace(monotonic=lambda: self.time))
+        monkeypatch.setattr(pauses, "paused", self.answer)
+
+    def answer(self, using: str) -> Paused:
+        self.count += 1
+        self.time += self.seconds
+        return Paused(frozenset({f"answer.{self.count}"}), frozenset())
+
+
+def test_claims_ask_for_pauses_once_a_second(monkeypatch: Any) -> None:
+    asked, seen = Questions(monkeypatch, 0.0), Stage(using="default")
+    assert [seen.recent_pauses() for _ in range(3)] == [Paused(frozenset({"answer.1"}), frozenset())] * 3
+    asked.time += stage.PAUSES_FOR
+    assert seen.recent_pauses().jobs == {"answer.1"}
+    asked.time += 0.001
+    assert seen.recent_pauses().jobs == {"answer.2"}
+
+
+def test_the_pauses_that_a_claim_goes_by_are_as_old_as_their_question(monkeypatch: Any) -> None:
+    asked, seen = Questions(monkeypatch, stage.PAUSES_FOR + 0.001), Stage(using="default")
+    assert seen.recent_pauses().jobs == {"answer.1"}
+    assert seen.recent_pauses().jobs == {"answer.2"}
+    asked.seconds = stage.PAUSES_FOR - 0.001
+    assert seen.recent_pauses().jobs == seen.recent_pauses().jobs == {"answer.3"}
 
 
 def test_rows_of_a_paused_job_are_parked_and_come_back_when_it_is_resumed(now: datetime, monkeypatch: Any) -> None:
