@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_jobs import clock, job, registry, transitions
 from django_jobs.contention import is_refusal
@@ -39,7 +39,7 @@ from django_jobs.runtime.welcome import welcome
 from django_jobs.served import Served
 from django_jobs.states import Status
 from tests.acc import jobs
-from tests.factories import JobExecutionFactory, JobStateFactory, WorkerFactory
+from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.runtime.support import statuses
 from tests.runtime.workers import jobs_of
 from tests.support import Ledger, wait_for
@@ -511,17 +511,51 @@ class TestOnce:
         assert once() == DONE
         assert statuses() == {row.pk: Status.OK}
 
-    def test_rows_of_paused_jobs_and_unserved_queues_do_not_keep_it(self) -> None:
+    def test_rows_of_paused_jobs_and_of_paused_or_unserved_queues_do_not_keep_it(self) -> None:
         paused, elsewhere = jobs.mark.push(), jobs.slow.using(queue="mail").push()
+        in_paused_queue = jobs.slow.using(queue="held").push()
         JobStateFactory(paused=True)
-        assert once(exclude=["mail"]) == DONE
-        assert Worker.objects.get().queues == ["-mail"]
-        assert statuses() == {paused.pk: Status.SCHEDULED, elsewhere.pk: Status.PENDING}
+        QueueStateFactory(paused=True, queue="held")
+        assert once(exclude=["mail"], max_time=60) == DONE
+        worker = Worker.objects.get()
+        assert (worker.queues, worker.stop_reason) == (["-mail"], "nothing left to do")
+        assert statuses() == {
+            paused.pk: Status.SCHEDULED,
+            elsewhere.pk: Status.PENDING,
+            in_paused_queue.pk: Status.PENDING,
+        }
+
+    def test_a_row_of_a_paused_job_that_cannot_be_parked_does_not_keep_it(self, monkeypatch: Any) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise DatabaseError("poison")
+
+        monkeypatch.setattr(transitions, "park", refuse)
+        row = jobs.mark.push()
+        JobStateFactory(paused=True)
+        assert once(max_time=60) == DONE
+        assert Worker.objects.get().stop_reason == "nothing left to do"
+        assert statuses() == {row.pk: Status.PENDING}
+
+    def test_beside_what_runs_it_stages_no_more_often_than_stage_asks_for(self) -> None:
+        ticks: list[float] = []
+        looks = iter([False] * 5)
+        stage: Any = SimpleNamespace(tick=lambda: ticks.append(3600.0) or ticks[-1])
+        parts: Any = SimpleNamespace(
+            scheduler=None,
+            sweep=None,
+            rescue=SimpleNamespace(suspect=lambda: None),
+            stage=stage,
+            worker=SimpleNamespace(start=lambda: None, is_idle=False, claimed=0),
+        )
+        assert not run_once(parts, lambda seconds: next(looks, True))
+        # One before anything runs, and one beside it.
+        assert len(ticks) == 2
 
     def test_without_the_worker_role_nothing_runs(self) -> None:
-        row = jobs.mark.push()
+        row, now = jobs.mark.push(), clock.now("default")
+        due = JobExecutionFactory(scheduled=True, now=now, scheduled_at=now - timedelta(seconds=1))
         assert once(roles=["scheduler", "sweep"]) == DONE
-        assert statuses() == {row.pk: Status.PENDING}
+        assert statuses() == {row.pk: Status.PENDING, due.pk: Status.PENDING}
 
     def test_an_error_is_told_by_the_exit_code(self, monkeypatch: Any) -> None:
         def fail(self: Any, now: Any = None) -> float:

@@ -75,7 +75,7 @@ class _Impatient:
     def _wait(self, receive: Callable[..., Any], *args: Any) -> Any:
         usual = self._socket.gettimeout()
         left = getattr(_thread, "answers_by", math.inf) - time.monotonic()
-        if usual is None or usual <= left:
+        if usual <= left:
             return receive(*args)
         self._socket.settimeout(max(left, AT_ONCE))
         try:
