@@ -114,7 +114,6 @@ class _Process:
                     try:
                         at_exit(self._exit)
                     except RuntimeError:
-                        self._is_exiting = True
                         return None
                     self._is_known_at_exit = True
                 runner = DirectRunner(using=jobs_alias())

@@ -70,7 +70,8 @@ def threads() -> list[str]:
 
 def test_nothing_starts_before_the_first_push(mode: Callable[..., DirectDispatcher]) -> None:
     before = threads()
-    mode()
+    # A hint of no row is a mere wake-up.
+    mode().hint("default", [])
     assert threads() == before
     assert not Worker.objects.exists()
 
@@ -609,6 +610,35 @@ def test_a_first_push_that_meets_the_end_of_the_process_starts_nothing(
     assert here._runner is None
     row.refresh_from_db()
     assert row.status == Status.PENDING
+
+
+def test_the_end_of_the_process_is_heeded_once_however_often_the_dispatcher_was_closed(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks: list[Callable[[], object]] = []
+    monkeypatch.setattr(direct_mode, "at_exit", hooks.append)
+    dispatcher = mode()
+    monkeypatch.setattr(dispatcher, "_processes", {})
+    for _ in range(2):
+        assert ended(mark.push()).status == Status.OK
+        dispatcher.close()
+    assert len(hooks) == 1
+
+
+def test_ctrl_c_ends_the_wait_for_what_runs_at_the_end_of_the_process(
+    mode: Callable[..., DirectDispatcher], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    dispatcher = mode()
+    monkeypatch.setattr(dispatcher, "_processes", {})
+    ended(mark.push())
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_of(dispatcher), "end", interrupt)
+        dispatcher._here()._exit()
+    assert "its rows will be rescued" in caplog.text
+    dispatcher.close()
 
 
 def test_a_forked_child_begins_anew_and_touches_nothing_of_its_parent(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -393,6 +395,55 @@ def test_an_outage_is_one_line_without_a_traceback_however_many_push(
     [record] = caplog.records
     assert "the cache 'redis': Error 111 connecting to it. Connection refused." in record.getMessage()
     assert record.exc_info is None
+
+
+class Unsteady(session.Session):
+    """A session whose steps are taken by hand, over a connection that only notes when it is cut."""
+
+    name = "unsteady"
+
+    def __init__(self) -> None:
+        self.is_broken, self.cuts = False, 0
+        pool = SimpleNamespace(disconnect=self._note)
+        server: Any = SimpleNamespace(
+            client=lambda **options: SimpleNamespace(connection_pool=pool), faults=contextlib.nullcontext
+        )
+        super().__init__(server, breaker.Breaker())
+
+    def _note(self) -> None:
+        self.cuts += 1
+
+    def _open(self) -> None:
+        self._listen()
+
+    def _listen(self) -> float:
+        if self.is_broken:
+            raise Unavailable("it is down")
+        return 0.0
+
+
+def test_pushes_are_refused_only_when_a_worker_finds_no_new_connection() -> None:
+    made = Unsteady()
+    made._tick()
+    made.is_broken = True
+    with pytest.raises(Unavailable):
+        made._tick()
+    assert made._breaker.call(lambda: "sent") == "sent"
+    with pytest.raises(Unavailable):
+        made._tick()
+    with pytest.raises(Unavailable, match="not tried again yet"):
+        made._breaker.call(lambda: "sent")
+    made.is_broken = False
+    made._tick()
+    assert made._breaker.call(lambda: "sent") == "sent"
+
+
+def test_a_connection_that_is_opened_while_its_session_closes_is_closed_too() -> None:
+    made = Unsteady()
+    made.close()
+    assert made.cuts == 1
+    made._tick()
+    assert made.cuts == 2
 
 
 def test_after_a_failure_one_caller_tries_and_the_others_wait_for_what_comes_of_it(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connection, transaction
 
+from django_jobs import dispatchers
+from django_jobs.fields import uuid7
 from django_jobs.models import JobExecution
 from tests.acc import jobs
 from tests.dispatchers.recording import RecordingDispatcher
@@ -23,6 +25,13 @@ class Oops(Exception):
 def test_a_push_outside_of_a_transaction_is_announced_at_once(recorder: RecordingDispatcher) -> None:
     row = jobs.mark.using(queue="mail", priority=7).push()
     assert recorder.hints == [("mail", [row.pk], 7)]
+
+
+def test_of_rows_announced_together_the_best_go_first(recorder: RecordingDispatcher) -> None:
+    normal, other, best, second = (uuid7() for _ in range(4))
+    rows = [("mail", 0, normal), ("default", 0, other), ("mail", -50, best), ("mail", -50, second)]
+    dispatchers.announce_all(rows)
+    assert recorder.hints == [("mail", [best, second], 50), ("default", [other], 0), ("mail", [normal], 0)]
 
 
 @pytest.mark.django_db(transaction=True)
