@@ -106,12 +106,14 @@ class Sender:
 
     def _serve(self, using: str) -> None:
         while self._waiting.wait(LINGER) or self._goes_on():
-            time.sleep(max(self._sent_at + self._gap - time.monotonic(), 0.0))
             with self._lock:
-                # A push that came just when the gap was over may have sent it along.
-                message = self._take() if self._waiting.is_set() else None
+                # A push that came just when the gap was over may have sent it along, and begun another gap.
+                is_waiting, rest = self._waiting.is_set(), self._sent_at + self._gap - time.monotonic()
+                message = self._take() if is_waiting and rest <= 0 else None
             if message is not None:
                 self._send_or_tell(using, message)
+            elif is_waiting:
+                time.sleep(rest)
             with self._lock:
                 self._is_busy = self._waiting.is_set()
 
