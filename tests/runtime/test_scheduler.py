@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 
-from django_jobs import AlreadyRunning, job, registry, transitions
+from django_jobs import AlreadyRunning, clock, job, registry, transitions
 from django_jobs.models import JobExecution, JobState
 from django_jobs.runtime import scheduler as module
 from django_jobs.runtime.scheduler import Scheduler
@@ -53,6 +53,16 @@ def test_the_delay_leads_to_the_next_tick() -> None:
     scheduler.tick(START)
     assert scheduler.tick(START + timedelta(seconds=7)) == 3.0
     assert scheduler.tick(START + timedelta(seconds=1)) == 9.0
+
+
+@pytest.mark.parametrize(("looked_for", "left"), [(7, 3.0), (17, 0.0)])
+def test_the_delay_counts_from_the_end_of_the_look(looked_for: int, left: float, monkeypatch: Any) -> None:
+    define(cron="* * * * * */20")
+    scheduler = Scheduler(using="default")
+    scheduler.tick(START)
+    moments = iter([START, START + timedelta(seconds=looked_for)])
+    monkeypatch.setattr(clock, "now", lambda using: next(moments))
+    assert scheduler.tick() == left
 
 
 def test_a_tick_is_a_row_like_a_pushed_one() -> None:
@@ -394,6 +404,39 @@ def test_a_cursor_written_under_a_clock_far_ahead_is_set_back() -> None:
     assert scheduler.tick(START) == 0.0
     scheduler.tick(START + MINUTE)
     assert ticks() == [START.replace(minute=1, second=0)]
+
+
+def test_a_cursor_that_another_process_has_set_back_already_is_left_alone() -> None:
+    far_ahead = define()
+    scheduler = Scheduler(using="default")
+    scheduler.tick(START + timedelta(days=400))
+    stale = state()
+    JobState.objects.update(last_tick_at=START + MINUTE)
+    assert scheduler._look(far_ahead, far_ahead.cron, stale, START) == 0.0
+    assert state().last_tick_at == START + MINUTE
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_connection_lost_in_the_midst_of_a_look_ends_it_and_the_next_one_fires_the_rest(monkeypatch: Any) -> None:
+    names = ["acc.a", "acc.b", "acc.c"]
+    for name in names:
+        define(name)
+    scheduler = Scheduler(using="default")
+    scheduler.tick(START)
+    insert, inserts = transitions.insert, iter([True, False])
+
+    def lose_second(*args: Any, **options: Any) -> None:
+        if not next(inserts, False):
+            raise InterfaceError("connection already closed")
+        insert(*args, **options)
+
+    monkeypatch.setattr(transitions, "insert", lose_second)
+    with pytest.raises(InterfaceError):
+        scheduler.tick(START + MINUTE)
+    assert JobExecution.objects.count() == 1
+    monkeypatch.setattr(transitions, "insert", insert)
+    scheduler.tick(START + MINUTE)
+    assert [ticks(name) for name in names] == [[START.replace(minute=1, second=0)]] * 3
 
 
 @pytest.mark.django_db(transaction=True)
