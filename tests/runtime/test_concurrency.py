@@ -480,6 +480,16 @@ class TestOnce:
             JobExecutionFactory(scheduled=True, now=clock.now("default") - timedelta(hours=1))
         assert _has_work(parts, worker)
 
+    def test_a_row_that_waits_wakes_the_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It looks seldom while nobody tells it of rows."""
+        tick = Stage(using="default", watch_queues=True)
+        worker, wakes = unstarted(observed=tick), []
+        parts: Any = SimpleNamespace(stage=tick, liveness=worker._liveness, using="default")
+        monkeypatch.setattr(worker, "wake", lambda: wakes.append(1))
+        JobExecutionFactory()
+        assert _has_work(parts, worker)
+        assert wakes == [1]
+
     def test_it_does_not_wait_for_runs_of_other_processes(self) -> None:
         with jobs_of(nothing, concurrency=1) as [one]:
             JobExecutionFactory(job_name=one.name, running=True)

@@ -73,7 +73,7 @@ class Sender:
     def flush(self) -> None:
         """Wait at most GOODBYE seconds until everything is sent; called when the process ends."""
         deadline = time.monotonic() + GOODBYE
-        while self._is_busy and self._has_thread and time.monotonic() < deadline:
+        while self._is_busy and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def close(self) -> None:
