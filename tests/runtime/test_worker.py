@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -393,6 +394,64 @@ def test_a_handler_that_does_not_stop_loses_its_slot_and_not_the_worker(settings
             wait_for(lambda: recycled, 5, "the process was asked to recycle")
             assert ended(fining.push()).status == Status.OK
             release.set()
+
+
+@pytest.mark.medium
+def test_a_thread_into_which_an_exception_was_sent_runs_nothing_else(settings: Any) -> None:
+    """Another one may still be on its way."""
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.1}
+    threads: list[threading.Thread] = []
+
+    def spin() -> None:
+        threads.append(threading.current_thread())
+        while True:
+            time.sleep(0.01)
+
+    def fine() -> None:
+        threads.append(threading.current_thread())
+
+    with jobs_of(spin, timeout=0.1) as [spinning]:
+        fining = job(name="tests.fine")(fine)
+        with a_worker(concurrency=1):
+            assert ended(spinning.push()).status == Status.ERROR
+            assert ended(fining.push()).status == Status.OK
+    assert threads[0] is not threads[1]
+
+
+@pytest.mark.medium
+def test_a_task_that_does_not_end_costs_the_others_on_its_event_loop_nothing(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "INTERRUPT_GRACE": 0.1}
+    # However busy the machine is.
+    monkeypatch.setattr(event_loop, "PATIENCE", 20.0)
+    release, go_on, began, asked = (threading.Event() for _ in range(4))
+    answers = event_loop.EventLoop.answers
+
+    def note(loop: event_loop.EventLoop) -> bool:
+        answered = answers(loop)
+        asked.set()
+        return answered
+
+    async def resist() -> None:
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    async def patient() -> None:
+        began.set()
+        await asyncio.to_thread(go_on.wait, 20)
+
+    monkeypatch.setattr(event_loop.EventLoop, "answers", note)
+    with jobs_of(patient) as [waiting], a_worker():
+        resisting = job(name="tests.resist", timeout=0.1)(resist)
+        beside = waiting.push()
+        assert began.wait(10)
+        assert ended(resisting.push()).status == Status.ERROR
+        assert asked.wait(20)
+        go_on.set()
+        assert ended(beside).status == Status.OK
+        release.set()
 
 
 def beside_again(row: JobExecution) -> bool:
