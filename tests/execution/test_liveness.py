@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import DataError, connection
+from django.db import DataError, OperationalError, connection
 
 from django_jobs import JobContext, clock
 from django_jobs.execution.endings import UNSTORABLE
@@ -91,15 +91,19 @@ def test_a_beat_that_collides_with_another_write_is_repeated(liveness: Liveness)
     assert Worker.objects.get().heartbeat_at > old
 
 
-def test_a_beat_that_updates_nothing_drops_all_ownership_and_registers_anew(liveness: Liveness) -> None:
+@pytest.mark.parametrize("fate", ["deleted", "stopped"])
+def test_a_beat_that_updates_nothing_drops_all_ownership_and_registers_anew(fate: str, liveness: Liveness) -> None:
     dropped: list[bool] = []
     liveness.on_lost = lambda: dropped.append(True)
     first = liveness.worker_id
-    Worker.objects.all().delete()
+    if fate == "deleted":
+        Worker.objects.all().delete()
+    else:
+        liveness.retire("declared dead")
     liveness.tick()
     assert dropped == [True]
     assert liveness.worker_id != first
-    assert Worker.objects.get().pk == liveness.worker_id
+    assert Worker.objects.get(stopped_at=None).pk == liveness.worker_id
 
 
 def test_a_boot_always_has_a_new_id(liveness: Liveness) -> None:
@@ -128,6 +132,43 @@ def test_the_watch_finds_runs_whose_row_is_somebody_elses(liveness: Liveness, ch
     runs = Runs(run)
     Watch(liveness, runs).tick()
     assert runs.dropped == [run]
+
+
+def test_a_run_that_ended_while_the_watch_looked_is_not_told_of_its_row(
+    liveness: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ended_run(row=owned_by(liveness))
+    JobExecution.objects.all().delete()
+    runs = Runs(run)
+    answers = iter([{run.execution.pk: run}, {}])
+    monkeypatch.setattr(runs, "running", lambda: next(answers))
+    Watch(liveness, runs).tick()
+    assert runs.dropped == []
+
+
+def test_progress_of_a_row_that_is_somebody_elses_is_not_written(liveness: Liveness) -> None:
+    run = reporting(ended_run(row=owned_by(liveness)), 1)
+    JobExecution.objects.update(run_no=99)
+    Watch(liveness, Runs(run)).tick()
+    assert JobExecution.objects.get().progress is None
+
+
+def test_progress_that_collides_with_another_write_is_tried_again(
+    liveness: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(liveness, Runs(reporting(ended_run(row=owned_by(liveness)), 1)))
+    update, collisions = ExecutionQuerySet.update, [BUSY]
+
+    def collide(rows: Any, **values: Any) -> int:
+        if collisions:
+            raise collisions.pop()
+        return update(rows, **values)
+
+    monkeypatch.setattr(ExecutionQuerySet, "update", collide)
+    with pytest.raises(OperationalError):
+        watch.tick()
+    watch.tick()
+    assert JobExecution.objects.get().progress is not None
 
 
 def test_the_watch_writes_progress_once_for_each_report(liveness: Liveness) -> None:
@@ -187,11 +228,12 @@ def test_a_progress_that_the_database_refuses_costs_the_others_nothing(
 @pytest.mark.postgres
 @pytest.mark.mysql
 def test_a_stray_that_another_transaction_holds_has_its_turn_later(liveness: Liveness) -> None:
-    stray, watch = owned_by(liveness), Watch(liveness, Runs())
+    (stray, *others), watch = [owned_by(liveness) for _ in range(6)], Watch(liveness, Runs())
     moments = [clock.now("default") + timedelta(seconds=11 * look) for look in range(4)]
     watch.tick(now=moments[0])
     with held(stray):
         in_thread(lambda: watch.tick(now=moments[1]))
+        assert JobExecution.objects.pending().count() == len(others)
     for moment in moments[2:]:
         watch.tick(now=moment)
     stray.refresh_from_db()
@@ -212,18 +254,28 @@ def test_a_row_nobody_here_knows_is_handed_back_after_two_looks(liveness: Livene
     assert known.status == Status.RUNNING
 
 
+def test_a_row_that_was_claimed_anew_between_two_looks_was_seen_once(liveness: Liveness) -> None:
+    """Its reply may be on its way."""
+    stray, watch = owned_by(liveness), Watch(liveness, Runs())
+    now = clock.now("default")
+    for look, status in enumerate([Status.RUNNING, Status.RUNNING, Status.PENDING]):
+        watch.tick(now=now + timedelta(seconds=11 * look))
+        stray.refresh_from_db()
+        assert stray.status == status
+        if look == 0:
+            JobExecution.objects.update(run_no=stray.run_no + 1)
+
+
 def test_a_stray_is_handed_back_also_when_the_clock_was_set_back(liveness: Liveness) -> None:
     stray, watch = owned_by(liveness), Watch(liveness, Runs())
     now = clock.now("default")
     watch.tick(now=now)
     before = now - timedelta(hours=1)
-    watch.tick(now=before)
-    stray.refresh_from_db()
-    assert stray.status == Status.RUNNING
-    for seconds in (11, 22):
+    # The look before counts no more: nobody knows how long ago it was.
+    for seconds, status in ((0, Status.RUNNING), (11, Status.RUNNING), (22, Status.PENDING)):
         watch.tick(now=before + timedelta(seconds=seconds))
-    stray.refresh_from_db()
-    assert stray.status == Status.PENDING
+        stray.refresh_from_db()
+        assert stray.status == status
 
 
 def test_a_row_whose_end_could_not_be_stored_ends_with_an_error_and_is_not_started_again(liveness: Liveness) -> None:

@@ -57,14 +57,18 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def held(row: JobExecution, **change: Any) -> Iterator[None]:
-    """Have another transaction hold the row while the block runs; its change, if any, is committed afterwards."""
+    """Have another transaction hold the row while the block runs; its change, if any, is committed afterwards.
+
+    The block must not wait for the row: it fails if it takes that long.
+    """
     is_held, is_over = threading.Event(), threading.Event()
+    waits: list[bool] = []
 
     def hold() -> None:
         with transaction.atomic():
             JobExecution.objects.filter(pk=row.pk).update(**change or {"error": "held"})
             is_held.set()
-            is_over.wait(10)
+            waits.append(not is_over.wait(20))
             transaction.set_rollback(not change)
 
     thread = threading.Thread(target=in_thread, args=(hold,))
@@ -75,3 +79,4 @@ def held(row: JobExecution, **change: Any) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join(30)
+    assert waits == [False]
