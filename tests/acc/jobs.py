@@ -166,6 +166,15 @@ async def async_mark(ctx: JobContext, s: float = 0.0, tag: str = "") -> None:
         await asyncio.sleep(s)
 
 
+@job
+async def async_gate(ctx: JobContext, path: str, s: float = 30.0, tag: str = "") -> None:
+    """Wait for a file on the event loop."""
+    with noted(ctx, tag):
+        async with asyncio.timeout(s):
+            while not Path(path).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+                await asyncio.sleep(0.02)
+
+
 @job(atomic=True, retry=AT_ONCE)
 def atomic_thing(ctx: JobContext, name: str, s: float = 0.0, fail: bool = False, tag: str = "") -> None:
     """Make a Thing, then sleep, then perhaps fail: the row must be there exactly if the run ends ok."""
@@ -174,6 +183,15 @@ def atomic_thing(ctx: JobContext, name: str, s: float = 0.0, fail: bool = False,
         nap(ctx, s, heed=False)
         if fail:
             raise ValueError(name)
+
+
+@job(atomic=True, retry=AT_ONCE)
+def atomic_gate(ctx: JobContext, name: str, path: str, s: float = 30.0, tag: str = "") -> None:
+    """Make a Thing, tell that it is there, and wait for a file."""
+    with noted(ctx, tag):
+        Thing.objects.create(name=name)
+        note("MADE", ctx, tag)
+        await_file(ctx, path, s)
 
 
 @job

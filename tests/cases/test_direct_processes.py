@@ -64,6 +64,6 @@ def test_a_fork_in_the_middle_of_a_run_starts_anew_in_the_child_and_harms_no_run
     assert set(JobExecution.objects.values_list("status", flat=True)) == {Status.OK}
     ends = Counter(entry.pid == process.pid for entry in ledger.ends())
     assert ends == {True: 2, False: 1}
-    wait_for(lambda: not Worker.objects.filter(stopped_at=None).exists(), 5, "both said goodbye")
+    wait_for(lambda: not Worker.objects.filter(stopped_at=None).exists(), 20, "both said goodbye")
     assert Worker.objects.count() == 2
     assert_consistent()

@@ -39,7 +39,7 @@ def test_an_idle_worker_holds_no_run(is_async: bool) -> None:
             for row in large_job.push_many([{"blob": "x" * 10_000}] * 20):
                 ended(row)
             wait_for(lambda: len(seen) == 20, 10, "all were heard of")
-            wait_for(lambda: all(ref() is None for ref in seen), 5, "none is held")
+            wait_for(lambda: all(ref() is None for ref in seen), 20, "none is held")
     finally:
         job_finished.disconnect(hear)
 

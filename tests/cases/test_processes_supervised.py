@@ -107,8 +107,8 @@ def test_a_second_signal_ends_all_of_them_at_once(runjobs: Start, ledger: Ledger
     wait_for(lambda: "waiting up to 20 s" in process.output, 10, "the signal was taken and passed on")
     assert process.process.poll() is None
     process.kill(signal.SIGTERM)
-    assert process.wait(3) == 143
-    wait_for(lambda: not any(map(is_there, pids)), 3, "nobody is left")
+    assert process.wait(10) == 143
+    wait_for(lambda: not any(map(is_there, pids)), 10, "nobody is left")
     assert status(row) == Status.RUNNING
 
 

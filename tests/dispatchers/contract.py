@@ -16,7 +16,7 @@ from tests.support import wait_for
 
 def when_ready(subscription: Subscription, forget: Callable[[], None] = lambda: None) -> None:
     """Wait until hints come, and forget the calls that stand for those that may have been missed before."""
-    wait_for(lambda: subscription.problem() is None, 5, f"wake-ups arrive, not {subscription.problem()}")
+    wait_for(lambda: subscription.problem() is None, 20, f"wake-ups arrive, not {subscription.problem()}")
     forget()
 
 
@@ -117,7 +117,7 @@ class DispatcherContract:
     def test_a_subscription_that_works_has_no_problem(self, dispatcher: Dispatcher) -> None:
         subscription = dispatcher.subscribe(None, lambda: None)
         try:
-            wait_for(lambda: subscription.problem() is None, 5, "wake-ups arrive")
+            wait_for(lambda: subscription.problem() is None, 20, "wake-ups arrive")
         finally:
             subscription.close()
 
@@ -177,7 +177,7 @@ class DispatcherContract:
             dispatcher.hint("default", [uuid7()])
             dispatcher.cancel_hint([uuid7()])
             if self.wakes:
-                wait_for(woken.is_set, 5, "the subscription that is still open is called")
+                wait_for(woken.is_set, 20, "the subscription that is still open is called")
             assert calls == []
         finally:
             other.close()

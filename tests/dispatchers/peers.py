@@ -22,8 +22,8 @@ class Peer:
 
     def hear_nothing_yet(self) -> None:
         """Wait until it listens, and forget that this woke everybody."""
-        wait_for(lambda: self.subscription.problem() is None, 5, "it listens")
-        wait_for(self.looked.is_set, 5, "it woke everybody when it began to listen")
+        wait_for(lambda: self.subscription.problem() is None, 20, "it listens")
+        wait_for(self.looked.is_set, 20, "it woke everybody when it began to listen")
         self.woken.clear()
         self.looked.clear()
 

@@ -91,7 +91,7 @@ def test_a_worker_takes_no_more_than_it_wants_and_leaves_the_rest_to_others(
 
     taker._subscription._sessions[0]._wake = is_full  # type: ignore[attr-defined]
     dispatcher.hint("mail", [uuid7() for _ in range(5)])
-    wait_for(lambda: taker.calls == 1, 5, "it is woken once")
+    wait_for(lambda: taker.calls == 1, 20, "it is woken once")
     assert len(left_of(redis_server)) == 2
 
 
@@ -99,7 +99,7 @@ def test_a_worker_that_wants_nothing_takes_nothing(dispatcher: RedisDispatcher, 
     full, idle = Taker(dispatcher, wants=0), Taker(dispatcher)
     for number in range(1, 6):
         dispatcher.hint("mail", [uuid7()])
-        wait_for(lambda number=number: idle.calls == number, 5, "the idle one takes it")
+        wait_for(lambda number=number: idle.calls == number, 20, "the idle one takes it")
     assert left_of(redis_server) == []
     assert full.calls == 0
 
@@ -109,9 +109,9 @@ def test_workers_of_one_slot_take_one_each_however_often_they_have_run(
 ) -> None:
     runners = [Runner(dispatcher, wants=1) for _ in range(2)]
     for number in range(1, 9):
-        wait_for(lambda: all(runner.wants for runner in runners), 5, "both are free")
+        wait_for(lambda: all(runner.wants for runner in runners), 20, "both are free")
         dispatcher.hint("mail", [uuid7(), uuid7()])
-        wait_for(lambda number=number: sum(runner.calls for runner in runners) >= 2 * number, 5, "each is taken")
+        wait_for(lambda number=number: sum(runner.calls for runner in runners) >= 2 * number, 20, "each is taken")
     assert sum(runner.calls for runner in runners) == 16
 
 
@@ -120,13 +120,13 @@ def test_what_a_worker_was_given_when_it_had_filled_up_goes_to_another(
 ) -> None:
     filled, id_ = Taker(dispatcher, wants=10), uuid7()
     with redis_server.client() as client:
-        wait_for(lambda: client.info("clients")["blocked_clients"], 5, "it waits in the name of ten free slots")
+        wait_for(lambda: client.info("clients")["blocked_clients"], 20, "it waits in the name of ten free slots")
         filled.wants = 0
         dispatcher.hint("mail", [id_], priority=50)
-        wait_for(lambda: left_of(redis_server) == [str(id_)], 5, "it gives back what it was given")
+        wait_for(lambda: left_of(redis_server) == [str(id_)], 20, "it gives back what it was given")
         assert keys.score(51) < client.zscore(MAIL, str(id_)) < keys.score(49)
     Taker(dispatcher)
-    wait_for(lambda: not left_of(redis_server), 5, "the idle one takes it")
+    wait_for(lambda: not left_of(redis_server), 20, "the idle one takes it")
     assert filled.calls == 0
 
 
@@ -162,10 +162,10 @@ def test_what_somebody_else_wrote_to_a_key_of_ours_is_deleted_by_a_worker(
     taker = Taker(dispatcher, queues=None if key.endswith("names") else ["mail"])
     with redis_server.client() as client:
         client.set(key, "not ours")
-        wait_for(lambda: not client.exists(key), 5, "it is gone")
+        wait_for(lambda: not client.exists(key), 20, "it is gone")
     assert taker._subscription.problem() is None
     dispatcher.hint("mail", [uuid7()])
-    wait_for(lambda: taker.calls, 5, "it is woken")
+    wait_for(lambda: taker.calls, 20, "it is woken")
 
 
 def test_a_hint_that_comes_twice_is_kept_once_and_the_urgent_come_first(
@@ -207,11 +207,11 @@ def test_ids_of_rows_that_were_claimed_long_ago_are_soon_gone_and_wake_nobody_fo
 ) -> None:
     dispatcher.hint("mail", [uuid7() for _ in range(keys.MOST)])
     taker = Taker(dispatcher, wants=10)
-    wait_for(lambda: not left_of(redis_server), 5, "nothing is left")
+    wait_for(lambda: not left_of(redis_server), 20, "nothing is left")
     assert taker.calls < 12
     taker.calls = 0
     dispatcher.hint("mail", [uuid7()])
-    wait_for(lambda: taker.calls == 1, 5, "it is woken for what is new")
+    wait_for(lambda: taker.calls == 1, 20, "it is woken for what is new")
 
 
 def test_a_worker_for_any_queue_learns_of_queues_that_no_job_declares(
@@ -219,7 +219,7 @@ def test_a_worker_for_any_queue_learns_of_queues_that_no_job_declares(
 ) -> None:
     taker = Taker(dispatcher, queues=None)
     dispatcher.hint("made-up", [uuid7()])
-    wait_for(lambda: taker.calls, 5, "it is woken")
+    wait_for(lambda: taker.calls, 20, "it is woken")
 
 
 def test_of_queues_without_number_those_of_the_last_hints_are_kept(
@@ -242,7 +242,7 @@ def test_a_worker_for_any_queue_survives_the_loss_of_every_key(
             client.flushall()
         before = taker.calls
         dispatcher.hint("default", [uuid7()])
-        wait_for(lambda before=before: taker.calls > before, 5, "it is woken")
+        wait_for(lambda before=before: taker.calls > before, 20, "it is woken")
 
 
 def test_what_is_kept_for_a_queue_is_seen_to_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_projects_with_prefixes_of_their_own_do_not_wake_each_other(
     other = RedisDispatcher({"CACHE": "redis"})
     ours, theirs = Taker(dispatcher), Taker(other)
     other.hint("mail", [uuid7()])
-    wait_for(lambda: theirs.calls, 5, "the other project's worker is woken")
+    wait_for(lambda: theirs.calls, 20, "the other project's worker is woken")
     assert ours.calls == 0
     other.close()
 
@@ -297,7 +297,7 @@ def test_a_forked_child_has_connections_of_its_own_and_none_of_its_parents_worke
             subscription = dispatcher.subscribe(["child"], woken.set)
             when_ready(subscription, woken.clear)
             dispatcher.hint("child", [uuid7()])
-            if woken.wait(5):
+            if woken.wait(20):
                 answer = b"woken"
             dispatcher.close()
         finally:
@@ -309,7 +309,7 @@ def test_a_forked_child_has_connections_of_its_own_and_none_of_its_parents_worke
     dispatcher.hint("mail", [uuid7()])
     assert len(left_of(redis_server)) == 4
     taker.wants = 10
-    wait_for(lambda: taker.calls, 5, "the parent's worker is woken")
+    wait_for(lambda: taker.calls, 20, "the parent's worker is woken")
     os.close(reader)
     os.close(writer)
 

@@ -125,7 +125,7 @@ def load(server: RedisServer) -> Callable[[], None]:
     server.kill()
     slow = ("--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024")
     server.start(*slow, await_answer=False)
-    wait_for(lambda: server.answer(b"GET nothing").startswith(b"-LOADING"), 5, "it is loading")
+    wait_for(lambda: server.answer(b"GET nothing").startswith(b"-LOADING"), 20, "it is loading")
     return lambda: None
 
 
@@ -145,11 +145,11 @@ def test_after_it_wake_ups_come_again_by_themselves(
     project: Project, own_valkey: RedisServer, fault: Callable[[RedisServer], Callable[[], None]]
 ) -> None:
     project.listen()
-    wait_for(project.hears, 5, "hints arrive")
+    wait_for(project.hears, 20, "hints arrive")
     end = fault(own_valkey)
     # A replica passes messages on.
     sessions = project.worker._sessions[: 1 if fault is make_replica else 2]
-    wait_for(lambda: all(session.problem for session in sessions), 5, "the fault is seen")
+    wait_for(lambda: all(session.problem for session in sessions), 20, "the fault is seen")
     assert "the cache 'redis': " in project.worker.problem()
     assert str(own_valkey.port) not in project.worker.problem()
     project.wakes.clear()
@@ -167,7 +167,7 @@ def test_a_connection_that_was_silent_once_is_asked_again_before_it_counts_as_si
     project.listen()
     when_ready(project.worker)
     end = freeze(own_valkey)
-    wait_for(lambda: project.worker._sessions[1].problem, 5, "the fault is seen")
+    wait_for(lambda: project.worker._sessions[1].problem, 20, "the fault is seen")
     end()
     when_ready(project.worker)
 
@@ -177,7 +177,7 @@ def test_a_connection_that_was_silent_once_is_asked_again_before_it_counts_as_si
         return int(commands["cmdstat_ping"]["calls"])
 
     before = pings()
-    wait_for(lambda: pings() >= before + 2, 5, "it is asked, and asked again")
+    wait_for(lambda: pings() >= before + 2, 20, "it is asked, and asked again")
 
 
 def test_a_name_that_leads_to_a_new_primary_is_followed(own_valkey: RedisServer, settings: Settings) -> None:
@@ -186,7 +186,7 @@ def test_a_name_that_leads_to_a_new_primary_is_followed(own_valkey: RedisServer,
     use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
     project = Project()
     project.listen()
-    wait_for(project.hears, 5, "hints arrive")
+    wait_for(project.hears, 20, "hints arrive")
 
     def is_woken() -> bool:
         project.wakes.clear()
@@ -196,7 +196,7 @@ def test_a_name_that_leads_to_a_new_primary_is_followed(own_valkey: RedisServer,
         # The server ends connections of those that wait, and only these.
         project.wants = 0
         with own_valkey.client() as client:
-            wait_for(lambda: not client.info("clients")["blocked_clients"], 5, "nobody waits")
+            wait_for(lambda: not client.info("clients")["blocked_clients"], 20, "nobody waits")
         cable.redirect(("127.0.0.1", new.port))
         make_replica(own_valkey)
         project.wants = 10
@@ -212,19 +212,19 @@ def test_a_full_server_takes_hints_again_as_soon_as_there_is_room(project: Proje
     with pytest.raises(Unavailable, match="maxmemory"):
         project.dispatcher.hint("mail", [uuid7()])
     end()
-    wait_for(project.hears, 5, "hints arrive again")
+    wait_for(project.hears, 20, "hints arrive again")
 
 
 @pytest.mark.parametrize("kind", ["normal", "pubsub"])
 def test_connections_that_the_server_ends_are_replaced(project: Project, own_valkey: RedisServer, kind: str) -> None:
     project.listen()
-    wait_for(project.hears, 5, "hints arrive")
+    wait_for(project.hears, 20, "hints arrive")
     for _ in range(3):
         with own_valkey.client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
         # One that was kept for pushing is replaced within the push.
         assert announce_with(project.dispatcher)
-        wait_for(project.hears, 5, "hints arrive again")
+        wait_for(project.hears, 20, "hints arrive again")
 
 
 def test_a_worker_started_while_the_server_is_down_is_woken_once_it_is_there(
@@ -232,7 +232,7 @@ def test_a_worker_started_while_the_server_is_down_is_woken_once_it_is_there(
 ) -> None:
     own_valkey.kill()
     project.listen()
-    wait_for(lambda: "refused" in (project.worker.problem() or ""), 5, "the fault is told")
+    wait_for(lambda: "refused" in (project.worker.problem() or ""), 20, "the fault is told")
     # Pushes need not find that out themselves, and try at once when the worker has found the server.
     with pytest.raises(Unavailable, match="not tried again yet"):
         project.dispatcher.hint("mail", [uuid7()])
@@ -301,10 +301,10 @@ def test_a_cable_that_falls_silent_is_noticed_and_closing_waits_for_nothing(
     use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
     project = Project()
     project.listen()
-    wait_for(project.hears, 5, "hints arrive")
+    wait_for(project.hears, 20, "hints arrive")
     cable.hush()
     assert project.push() < BUDGET
-    wait_for(lambda: all(session.problem for session in project.worker._sessions), 5, "the silence is noticed")
+    wait_for(lambda: all(session.problem for session in project.worker._sessions), 20, "the silence is noticed")
     began = time.monotonic()
     project.dispatcher.close()
     assert time.monotonic() - began < 0.2
@@ -337,7 +337,7 @@ def test_a_worker_whose_hints_come_byte_by_byte_says_so(
     use_cache(settings, f"redis://127.0.0.1:{cable.port}/0")
     project = Project()
     project.listen()
-    wait_for(project.hears, 5, "hints arrive")
+    wait_for(project.hears, 20, "hints arrive")
     cable.drip(0.1)
     with own_valkey.client() as client:
         # Ten seconds long, while the answer that there is no hint takes half of one.
@@ -356,7 +356,7 @@ def test_a_server_without_bzmpop_is_told_once_and_takes_hints_that_are_not_heard
     project = Project()
     with caplog.at_level(logging.WARNING, "django_jobs"):
         project.listen()
-        wait_for(lambda: "Redis 7, Valkey, or newer" in (project.worker.problem() or ""), 5, "it is told")
+        wait_for(lambda: "Redis 7, Valkey, or newer" in (project.worker.problem() or ""), 20, "it is told")
         failures = project.worker._sessions[0]._loop
         wait_for(lambda: failures._failures > 2, 10, "it tries again")
     assert [text for text in caplog.messages if "too old" in text] == caplog.messages[:1]
@@ -373,7 +373,7 @@ def test_a_wrong_password_is_told_without_it(
     project = Project()
     with caplog.at_level(logging.DEBUG):
         project.listen()
-        wait_for(lambda: "invalid username-password" in (project.worker.problem() or ""), 5, "it is told")
+        wait_for(lambda: "invalid username-password" in (project.worker.problem() or ""), 20, "it is told")
         with pytest.raises(Unavailable, match="invalid username-password"):
             project.dispatcher.hint("mail", [uuid7()])
     assert "s3cret" not in caplog.text
@@ -449,7 +449,7 @@ def test_a_connection_that_is_opened_while_its_session_closes_is_closed_too() ->
 def test_after_a_failure_one_caller_tries_and_the_others_wait_for_what_comes_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(breaker, "SHORTEST", 0.05)
+    monkeypatch.setattr(breaker, "SHORTEST", 60.0)
     made, asked, go_on = breaker.Breaker(), threading.Event(), threading.Event()
 
     def fail() -> None:
@@ -457,7 +457,7 @@ def test_after_a_failure_one_caller_tries_and_the_others_wait_for_what_comes_of_
 
     def hang() -> str:
         asked.set()
-        assert go_on.wait(5)
+        assert go_on.wait(20)
         return "it is back"
 
     with pytest.raises(Unavailable, match="it is down"):
@@ -465,11 +465,11 @@ def test_after_a_failure_one_caller_tries_and_the_others_wait_for_what_comes_of_
     with pytest.raises(Unavailable, match="not tried again yet"):
         made.call(hang)
     assert not asked.is_set()
-    time.sleep(0.06)
+    made._open_until = time.monotonic()
     answers: list[str] = []
     trier = threading.Thread(target=lambda: answers.append(made.call(hang)))
     trier.start()
-    assert asked.wait(5)
+    assert asked.wait(20)
     with pytest.raises(Unavailable, match="not tried again yet"):
         made.call(hang)
     go_on.set()
@@ -484,12 +484,14 @@ def test_a_failure_that_took_long_is_not_repeated_for_twenty_times_as_long() -> 
         time.sleep(0.1)
         raise Unavailable("no answer")
 
+    began = time.monotonic()
     with pytest.raises(Unavailable):
         made.call(fail_late)
+    ended = time.monotonic()
     # A worker of this process sees it as well, and will try again sooner.
     made.trip("no connection")
     assert made._open_until is not None
-    assert 1.5 < made._open_until - time.monotonic() < 5
+    assert began + 21 * 0.1 <= made._open_until <= ended + 20 * (ended - began)
 
 
 def test_a_try_that_ends_in_an_unexpected_way_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +499,7 @@ def test_a_try_that_ends_in_an_unexpected_way_is_not_the_last(monkeypatch: pytes
     made = breaker.Breaker()
     made.trip("it is down")
     assert made._open_until is not None
-    wait_for(lambda: made._open_until < time.monotonic(), 5, "one may try")
+    wait_for(lambda: made._open_until < time.monotonic(), 20, "one may try")
     with pytest.raises(ZeroDivisionError):
         made.call(lambda: 1 / 0)
 
@@ -507,4 +509,4 @@ def test_a_try_that_ends_in_an_unexpected_way_is_not_the_last(monkeypatch: pytes
         except Unavailable:
             return False
 
-    wait_for(answer, 5, "another one may try")
+    wait_for(answer, 20, "another one may try")

@@ -43,7 +43,7 @@ def listening() -> Iterator[Project]:
     project = Project()
     project.listen()
     try:
-        wait_for(project.hears, 5, "hints arrive")
+        wait_for(project.hears, 20, "hints arrive")
         yield project
     finally:
         project.dispatcher.close()
@@ -90,7 +90,7 @@ def test_a_user_who_may_not_listen_is_told_and_the_worker_tries_ever_less_often(
     use_cache(settings, own_valkey.url.replace("redis://", "redis://anna:s3cret@"))
     project = Project()
     project.worker = project.dispatcher.subscribe(None, project.wakes.set, project.looks.set)
-    wait_for(lambda: f"'{forbidden}' command" in (project.worker.problem() or ""), 5, "it is told")
+    wait_for(lambda: f"'{forbidden}' command" in (project.worker.problem() or ""), 20, "it is told")
     failures = project.worker._sessions[place]._loop
     wait_for(lambda: failures._failures > 2, 10, "it tries again")
     project.dispatcher.close()
@@ -107,7 +107,7 @@ def test_a_cluster_of_one_server_finds_all_names_in_one_slot(own_valkey: RedisSe
     project.worker = project.dispatcher.subscribe(
         ["mail", "sms", "default"], project.wakes.set, project.looks.set, lambda: 10
     )
-    wait_for(project.hears, 5, "hints arrive")
+    wait_for(project.hears, 20, "hints arrive")
     project.dispatcher.close()
 
 

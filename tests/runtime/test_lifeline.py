@@ -39,7 +39,7 @@ def hold(line: Lifeline, monkeypatch: Any) -> Iterator[Hold]:
 
     yield start
     line.close()
-    assert gone.wait(5)
+    assert gone.wait(20)
     os.close(place)
 
 
@@ -79,7 +79,7 @@ def test_a_start_may_take_long_but_not_for_ever(line: Lifeline) -> None:
 def test_a_child_shows_life_again_and_again(line: Lifeline, hold: Hold) -> None:
     gone = hold()
     for _ in range(3):
-        wait_for(line.hear, 5, "a sign comes")
+        wait_for(line.hear, 20, "a sign comes")
     assert not gone.is_set()
 
 
@@ -92,7 +92,7 @@ def test_a_child_of_which_nobody_takes_note_goes_on(line: Lifeline, hold: Hold) 
     assert not gone.wait(0.3)
     while line.hear():
         pass
-    wait_for(line.hear, 5, "signs come again")
+    wait_for(line.hear, 20, "signs come again")
     assert not gone.is_set()
 
 
@@ -117,7 +117,7 @@ def test_a_child_notices_the_end_of_its_supervisor(are_signs_left: bool, line: L
         show_life(line)
     gone = hold()
     line.close()
-    assert gone.wait(5)
+    assert gone.wait(20)
 
 
 def test_standard_input_of_a_child_leads_nowhere(hold: Hold) -> None:

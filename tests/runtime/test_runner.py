@@ -341,7 +341,7 @@ class TestRequests:
         with requests.signals():
             assert requests.wait(0) is None
             requests.let_in()
-            assert requests.wait(5) == StopRequest(reason="SIGTERM")
+            assert requests.wait(20) == StopRequest(reason="SIGTERM")
 
     def test_the_handlers_of_before_come_back(self) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
