@@ -576,13 +576,6 @@ class TestSignals:
             for signal in signals:
                 signal.disconnect(broken)
 
-    def test_a_plain_job_sends_none_of_them(self, tasks: Any) -> None:
-        made = job(name="tests.plain")(plain)
-        with story() as told, heard(job_finished) as ended, a_worker():
-            made.push()
-            wait_for(lambda: len(ended) == 1, 15, "it ended")
-        assert told == ([], [], [])
-
     def test_in_immediate_mode_they_come_in_order(self, tasks: Any, settings: Any) -> None:
         settings.DJANGO_JOBS = {**settings.DJANGO_JOBS, "DISPATCHER": "immediate"}
         order: list[str] = []
