@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
+from django.db import DatabaseError, DataError, InterfaceError, OperationalError, connection, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_jobs import retries
@@ -14,8 +16,11 @@ from django_jobs.execution import atomic
 from django_jobs.execution.executor import execute
 from django_jobs.execution.outcomes import Aborted, Failed, Lost, Ok, Rescheduled
 from django_jobs.execution.run import Run
+from django_jobs.models import JobExecution
+from django_jobs.states import Status
 from tests.acc.models import Thing
 from tests.execution.runs import PATIENCE, run_of, spin
+from tests.factories import JobExecutionFactory
 from tests.support import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -182,6 +187,37 @@ def test_a_commit_that_did_not_happen_is_a_failure_with_another_try(monkeypatch:
     assert outcome.delay == 0
     assert not run.recorded
     assert names() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "happened"),
+    [({}, False), ({"status": Status.OK}, True), ({"status": Status.OK, "run_no": 99}, False)],
+    ids=["running", "ended", "another run"],
+)
+def test_only_the_end_of_this_very_run_tells_that_its_commit_happened(change: dict[str, Any], happened: bool) -> None:
+    row = JobExecutionFactory(running=True)
+    run = atomic_run()
+    run.execution = row
+    atomic.write_inside(run, "default")
+    JobExecution.objects.filter(pk=row.pk).update(completed_at=row.started_at if change else None, **change)
+    assert run.settle is not None
+    assert run.settle() is happened
+
+
+@pytest.mark.parametrize("why", ["it was given up", "it is no lost connection"])
+def test_nobody_waits_for_a_commit_that_will_not_be_settled(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle() -> bool:
+        raise InterfaceError("still no connection") if run.gate.abandoned else DataError("no such column")
+
+    def wait(seconds: float) -> None:
+        raise AssertionError("it waited")
+
+    run = atomic_run()
+    run.settle = settle
+    if why == "it was given up":
+        run.gate.abandoned = True
+    monkeypatch.setattr(atomic, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    assert not atomic._settle(run)
 
 
 @pytest.mark.medium

@@ -10,6 +10,7 @@ from django.db import DatabaseError, OperationalError
 
 from django_jobs import transitions
 from django_jobs.models import JobExecution, Worker
+from django_jobs.runtime import rescue as module
 from django_jobs.runtime.rescue import Rescue
 from django_jobs.signals import job_cancelled, job_failed, job_finished
 from django_jobs.states import Status
@@ -115,7 +116,8 @@ def test_what_is_told_of_a_lost_attempt_is_not_what_somebody_made_of_the_row_sin
     monkeypatch.setattr(transitions, "rescue", and_claim)
     with heard(job_failed) as failed, hinted(monkeypatch) as hints:
         Looks(now).looks(3)
-    assert [(call["execution"].attempt, call["will_retry"]) for call in failed] == [(1, True)]
+    told = [(call["execution"].attempt, call["execution"].status, call["will_retry"]) for call in failed]
+    assert told == [(1, Status.PENDING, True)]
     assert hints == []
 
 
@@ -336,6 +338,20 @@ def test_a_row_that_the_database_refuses_stops_no_other(now: datetime, monkeypat
     monkeypatch.setattr(transitions, "rescue", refusing)
     Looks(now).looks(3)
     assert statuses() == {bad.pk: Status.RUNNING} | dict.fromkeys((row.pk for row in good), Status.PENDING)
+
+
+def test_a_connection_lost_while_rows_are_rescued_ends_the_look(now: datetime, monkeypatch: Any) -> None:
+    """Each row that is left would be told of as one that cannot be rescued."""
+    row = lost(now)
+
+    def lose(rows: Any, **options: Any) -> None:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(transitions, "rescue", lose)
+    monkeypatch.setattr(module, "is_connection_loss", lambda error, using: True)
+    with pytest.raises(OperationalError):
+        Looks(now).looks(3)
+    assert statuses() == {row.pk: Status.RUNNING}
 
 
 @pytest.mark.medium

@@ -57,6 +57,23 @@ def test_a_row_that_must_not_run_again_is_buried_and_not_rescued(fields: dict[st
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("verb", [transitions.rescue, transitions.bury])
+def test_a_marked_row_leaves_its_key_and_time_behind(verb: Any, now: datetime) -> None:
+    row = running(now, key="K", max_attempts=3, cancel_requested_at=now)
+    at = now + timedelta(seconds=60)
+    assert verb(only(row), now=at, **LOST) == [row.pk]
+    found = stored(row)
+    assert (found["status"], found["active_key"]) == ("cancelled", None)
+    assert found["completed_at"] == found["updated_at"] == at
+
+
+@pytest.mark.parametrize("verb", [transitions.rescue, transitions.bury])
+def test_a_row_that_does_not_run_is_not_lost(verb: Any, now: datetime) -> None:
+    row = JobExecutionFactory(now=now, max_attempts=3)
+    assert verb(only(row), now=now, **LOST) == []
+    assert stored(row)["status"] == "pending"
+
+
 def test_a_rescued_worker_cannot_finish(now: datetime, worker: Worker) -> None:
     JobExecutionFactory(now=now, max_attempts=2)
     (old,) = claim(worker, now)
