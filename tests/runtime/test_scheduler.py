@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 
 from django_jobs import AlreadyRunning, clock, job, registry, transitions
 from django_jobs.models import JobExecution, JobState
@@ -117,7 +117,8 @@ def test_many_schedulers_fire_each_tick_once() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_tick_whose_row_cannot_be_written_is_not_lost(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("error", [DatabaseError("full"), IntegrityError("not about its key")])
+def test_a_tick_whose_row_cannot_be_written_is_not_lost(error: Exception, monkeypatch: Any) -> None:
     """The cursor and the row move together or not at all."""
     define()
     scheduler = Scheduler(using="default")
@@ -125,7 +126,7 @@ def test_a_tick_whose_row_cannot_be_written_is_not_lost(monkeypatch: Any) -> Non
     insert = transitions.insert
 
     def refuse(*args: Any, **options: Any) -> None:
-        raise DatabaseError("full")
+        raise error
 
     monkeypatch.setattr(transitions, "insert", refuse)
     due = START.replace(minute=1, second=1)
