@@ -1,4 +1,4 @@
-"""How long the threads of the postgres dispatcher wait, and what ends them; without a server, by a clock of ours."""
+"""How long the threads of the postgres dispatcher wait, and what ends them, mostly by a clock of ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from django_jobs.dispatchers.postgres import channel, listener, sender
 from django_jobs.dispatchers.postgres.channel import Message
 from django_jobs.dispatchers.postgres.listener import Listener, _are_shared, _UnheardError
+from django_jobs.dispatchers.postgres.peers import Peers
 from django_jobs.dispatchers.postgres.sender import Sender
 
 Unstarted = Callable[[], Listener]
@@ -167,3 +168,23 @@ def test_a_closed_sender_is_forgotten_by_the_end_of_the_process(monkeypatch: pyt
     assert hooks == [made.flush]
     made.close()
     assert hooks == []
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_a_listener_that_was_stopped_has_closed_its_connection() -> None:
+    listens = threading.Event()
+    made = Listener(name="me", using="default", via="default", hear=lambda message: None, catch_up=listens.set)
+    assert listens.wait(20)
+    made.stop(20)
+    assert not made._thread.is_alive()
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db
+def test_with_autocommit_off_nobody_is_told_and_the_problem_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    made = Peers(None, lambda message: None)
+    assert not made.are_reached
+    assert "AUTOCOMMIT off" in str(made.problem())
+    made.close()
