@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django_jobs import dispatchers, transitions
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.rows import among
 from django_jobs.runtime.portions import move, portions
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 REFUSED_FOR = timedelta(minutes=1)
 # After this time a row that another transaction held is tried again.
@@ -37,6 +41,13 @@ class Moves:
         """Return all rows except those that are left alone now."""
         rows: ExecutionQuerySet = JobExecution.objects.using(self._using).exclude(pk__in=list(self._refused))
         return rows
+
+    def others(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+        """Return the condition for all rows but these, to follow another one in SQL, and its parameters."""
+        if not self._refused:
+            return "", []
+        those, ids = among(list(self._refused), connection)
+        return f" AND NOT (id {those})", ids
 
     def promote(self, rows: Sequence[Row], now: datetime) -> None:
         """Make due rows claimable, in one statement."""

@@ -43,6 +43,8 @@ NAMES_EVERY = timedelta(seconds=5)
 QUEUES_EVERY = timedelta(seconds=2)
 # The columns that tell why the first scheduled row waits.
 WAITING = rows.Columns({"parked_reason", "scheduled_at"})
+# Those by which due rows are ordered and announced; their time is past.
+DUE = rows.Columns({"id", "queue", "rank", "scheduled_at"}, instants_as_seconds=True)
 # The most names that a line of the log lists.
 NAMED = 5
 
@@ -154,15 +156,30 @@ class Stage(Observed):
             return False
         # Twice the share: due rows are what people wait for.
         self._share(2)
-        due = self._moves.rows().due(now).order_by("scheduled_at", "pk")
-        window = sorted(due.values_list("rank", "scheduled_at", "pk", "queue")[:WINDOW])
+        window = self._oldest_due(now)
         for page in portions(window):
+            self._moves.promote([(row.queue, row.rank, row.pk) for row in page], now)
+            # Not before the first page: reading may have taken the whole share, and would do so in each tick.
             if self._is_over():
                 return True
-            self._moves.promote([(queue, rank, pk) for rank, _, pk, queue in page], now)
         waiting = self._moves.rows().scheduled().filter(parked_reason="").order_by("scheduled_at")
         self._due_at = waiting.values_list("scheduled_at", flat=True).first()
         return len(window) == WINDOW
+
+    def _oldest_due(self, now: datetime) -> list[JobExecution]:
+        """Return the oldest due rows, in the order of claims; of their fields only DUE."""
+        connection = connections[self._using]
+        others, refused = self._moves.others(connection)
+        table = rows.by_index("django_jobs_due", connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {DUE.sql(connection)} FROM {table} WHERE status = 'scheduled' AND parked_reason = '' "  # noqa: S608 - our names
+                f"AND scheduled_at <= %s{others} ORDER BY scheduled_at, id LIMIT %s",
+                [rows.instant(now, connection), *refused, WINDOW],
+            )
+            due = DUE.executions(cursor.fetchall(), connection)
+        due.sort(key=lambda row: (row.rank, row.scheduled_at, row.pk))
+        return due
 
     def _park_unknown(self, now: datetime) -> bool:
         """Park rows whose name no worker knows; return whether there is more to do soon."""
@@ -216,6 +233,8 @@ class Stage(Observed):
             if not self._unpark_name(reason, name, now):
                 return True
             self._returning.discard((reason, name))
+            if self._is_over():
+                return True
         if self._first_round or not clock.is_within(PAGE_EVERY, self._paged_at, now):
             self._paged_at = now
             for parked in Parked:
@@ -228,13 +247,14 @@ class Stage(Observed):
         return bool(self._first_round)
 
     def _unpark_name(self, reason: str, name: str, now: datetime) -> bool:
-        while not self._is_over():
+        while True:
             parked = self._moves.rows().scheduled().filter(parked_reason=reason).among_jobs([name]).order_by()
             page = list(parked.values_list("queue", "rank", "pk")[:PAGE])
             self._moves.unpark(page, now)
             if len(page) < PAGE:
                 return True
-        return False
+            if self._is_over():
+                return False
 
     def _unpark_page(self, reason: Parked, now: datetime) -> None:
         """Look at the next parked rows of the round, which finds whatever became free while no process was looking."""

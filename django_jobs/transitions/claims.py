@@ -81,10 +81,9 @@ def claim(
     # To avoid a sort, SQLite would walk the claim index through all pending rows; the plus prevents that.
     in_queue = "+queue" if ids is not None and connection.vendor == "sqlite" else "queue"
     told, told_ids = ("", []) if ids is None else rows.among(ids, connection)
-    # MySQL would rather sort a few hundred rows, and so lock them all: what is read is locked.
-    by_index = " FORCE INDEX (django_jobs_claim)" if ids is None and connection.vendor == "mysql" else ""
+    source = table if ids is not None else rows.by_index("django_jobs_claim", connection)
     best = (
-        f"FROM {table}{by_index} WHERE status = 'pending' AND {in_queue} = %s AND {known}{told and f' AND id {told}'}"
+        f"FROM {source} WHERE status = 'pending' AND {in_queue} = %s AND {known}{told and f' AND id {told}'}"
         f"{'' if max_rank is None else f' AND {rank} <= %s'} AND {fresh} ORDER BY {rank}, scheduled_at, id LIMIT %s"
     )
     moment, worker = rows.instant(now, connection), rows.identity(worker_id, connection)

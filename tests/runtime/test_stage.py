@@ -108,6 +108,26 @@ def test_many_due_rows_are_promoted_batch_after_batch(now: datetime, monkeypatch
     assert set(statuses().values()) == {Status.PENDING}
 
 
+def test_due_rows_are_promoted_however_long_it_takes_to_find_them(now: datetime, monkeypatch: Any) -> None:
+    monkeypatch.setattr(stage, "SHARE", 0)
+    (row,) = make_due(now)
+    Stage(using="default").tick(now)
+    assert statuses() == {row.pk: Status.PENDING}
+
+
+def test_rows_of_a_resumed_job_come_back_however_long_a_look_at_the_workers_takes(
+    now: datetime, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(stage, "SHARE", 0)
+    JobStateFactory(paused=True)
+    row = JobExecutionFactory(parked=True, now=now)
+    process = Stage(using="default")
+    process.tick(now)
+    JobState.objects.update(paused_at=None)
+    process.tick(now + timedelta(seconds=1))
+    assert statuses() == {row.pk: Status.PENDING}
+
+
 def test_the_number_of_queries_does_not_depend_on_the_rows(now: datetime, django_assert_max_num_queries: Any) -> None:
     make_due(now, 50)
     for _ in range(10):
