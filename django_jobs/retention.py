@@ -14,6 +14,7 @@ from django_jobs.clock import EPOCH
 from django_jobs.contention import passes_over_locks, retried
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.rows import by_id
 from django_jobs.states import Status
 
 BATCH = 500
@@ -64,8 +65,7 @@ def trim(
         with transaction.atomic(using=using):
             rows = list(oldest.select_for_update(skip_locked=True)[:limit])
             # By id alone: these are locked, while a DELETE that read the range again would wait for the skipped ones.
-            locked = JobExecution.objects.using(using).filter(pk__in=[pk for pk, _ in rows])
-            deleted = locked.delete_finished() if rows else 0
+            deleted = _delete([pk for pk, _ in rows], using)
     if until is not None and len(rows) < limit:
         # Others may have deleted more of it than this portion.
         place.at = until
@@ -82,8 +82,12 @@ def discard(ids: Collection[UUID], *, using: str) -> int:
     if not passes_over_locks(using):
         return rows.delete_finished()
     with transaction.atomic(using=using):
-        free = list(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
-        return JobExecution.objects.using(using).filter(pk__in=free).delete_finished() if free else 0
+        return _delete(list(rows.select_for_update(skip_locked=True).values_list("pk", flat=True)), using)
+
+
+def _delete(locked: Collection[UUID], using: str) -> int:
+    with by_id(using):
+        return JobExecution.objects.using(using).filter(pk__in=locked).delete_finished() if locked else 0
 
 
 def _surplus(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = JobExecution._meta.db_table
+# How the statements of by_id() begin on MariaDB and MySQL, and how they have to begin to go by the primary key.
+_BY_ID = {
+    f"UPDATE `{TABLE}` SET": f"UPDATE `{TABLE}` FORCE INDEX (PRIMARY) SET",
+    f"DELETE FROM `{TABLE}` WHERE": f"DELETE `{TABLE}` FROM `{TABLE}` FORCE INDEX (PRIMARY) WHERE",  # noqa: S608 - our name
+}
 # The names under which an instance keeps the values of a row, and the converters by position.
 Plan = tuple[list[str], list[tuple[int, list[Callable[..., Any]]]]]
 
@@ -151,12 +157,35 @@ def identity(value: UUID, connection: BaseDatabaseWrapper) -> Any:
 
 
 def by_index(name: str, connection: BaseDatabaseWrapper) -> str:
-    """Return the table to read rows from in the order of an index, which MariaDB and MySQL are told to use.
+    """Return the table for a statement that is to go by an index, which MariaDB and MySQL are told to use.
 
     Once they know the number of rows, they would rather sort all that match, or walk the primary key through those
     that do not; and a read that locks rows would lock what it reads.
     """
     return f"{TABLE} FORCE INDEX ({name})" if connection.vendor == "mysql" else TABLE
+
+
+@contextlib.contextmanager
+def by_id(using: str) -> Iterator[None]:
+    """Have MariaDB and MySQL find what the block updates or deletes by the ids of the rows, which it must name.
+
+    Where these are a good part of all rows, they would rather read the table, or all rows of a status, and wait for
+    those among them that other transactions hold.
+    """
+    connection = connections[using]
+    if connection.vendor != "mysql":
+        yield
+        return
+    with connection.execute_wrapper(_by_id):
+        yield
+
+
+def _by_id(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    for plain, by_id in _BY_ID.items():
+        if sql.startswith(plain):
+            sql = by_id + sql.removeprefix(plain)
+            break
+    return execute(sql, params, many, context)
 
 
 def among(ids: Sequence[UUID], connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:

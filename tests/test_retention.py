@@ -6,12 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_jobs import retention
 from django_jobs.models import JobExecution
 from django_jobs.states import Status
+from tests.cases.copies import analyze
 from tests.factories import JobExecutionFactory, WorkerFactory
+from tests.runtime.support import held
+from tests.threads import in_thread
 
 pytestmark = pytest.mark.django_db
 
@@ -139,15 +142,25 @@ def test_what_follows_the_last_portion_begins_at_the_rows_that_are_kept(now: Any
 @pytest.mark.mysql
 @pytest.mark.parametrize("delete", [lambda now: trim(now, 0), lambda now: retention.discard(left(), using="default")])
 def test_rows_that_another_process_is_deleting_are_passed_over(delete: Any, now: Any) -> None:
-    from django.db import transaction
-
-    from tests.threads import in_thread
-
     rows = ended(now, 3, 2, 1)
     with transaction.atomic():
         list(JobExecution.objects.select_for_update().filter(pk=rows[0].pk))
         assert in_thread(lambda: delete(now)) == 2
     assert left() == {rows[0].pk}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.parametrize("delete", [lambda now: trim(now, 0), lambda now: retention.discard(left(), using="default")])
+def test_what_is_deleted_waits_for_no_other_row_that_a_transaction_holds(delete: Any, now: Any) -> None:
+    """MySQL, once it knows how small the table is, would read all of it to delete some."""
+    kept, *others = JobExecutionFactory.build_batch(300, now=now, ok=True, worker=WorkerFactory(now=now))
+    JobExecution.objects.bulk_create([kept, *others])
+    analyze()
+    with held(kept):
+        assert in_thread(lambda: delete(now)) == len(others)
+    assert left() == {kept.pk}
 
 
 @pytest.mark.parametrize("others", [(), ("acc.before", "acc.first")], ids=["one name", "three names"])

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from django_jobs.contention import is_connection_loss, passes_over_locks, retried
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.rows import by_id
 
 logger = logging.getLogger("django_jobs.runtime")
 
@@ -94,5 +95,6 @@ def _move_unlocked(ids: Sequence[UUID], verb: Callable[[ExecutionQuerySet], Any]
     with transaction.atomic(using=using):
         free = set(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
         if free:
-            verb(JobExecution.objects.using(using).filter(pk__in=free))
+            with by_id(using):
+                verb(JobExecution.objects.using(using).filter(pk__in=free))
     return [pk for pk in ids if pk not in free]

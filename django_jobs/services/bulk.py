@@ -14,6 +14,7 @@ from django_jobs.exceptions import JobsError
 from django_jobs.models import JobExecution, jobs_alias
 from django_jobs.options import attribution
 from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.rows import by_id
 from django_jobs.services import keys
 from django_jobs.services._entry import after_commit, service
 from django_jobs.services.hints import hint
@@ -43,8 +44,9 @@ def cancel_many(queryset: ExecutionQuerySet, by: Any = None) -> Report:
     for rows in pages(queryset.using(using).defer(*BULKY)):
         page = JobExecution.objects.using(using).filter(pk__in=[row.pk for row in rows])
         now = clock.now(using)
-        transitions.cancel(page, now=now, by=user, by_name=name)
-        transitions.mark_cancel(page, now=now, by=user, by_name=name)
+        with by_id(using):
+            transitions.cancel(page, now=now, by=user, by_name=name)
+            transitions.mark_cancel(page, now=now, by=user, by_name=name)
         after = {row.pk: row for row in page.defer(*BULKY)}
         marked = []
         for row in rows:
@@ -85,7 +87,9 @@ def _retry_unkeyed(rows: list[JobExecution], by: Any, report: Report, using: str
     user, name = attribution(by)
     page = JobExecution.objects.using(using).filter(pk__in=[row.pk for row in rows])
     now = clock.now(using)
-    moved = transitions.retry(page, now=now, retries=known_job(rows[0]).retries, by=user, by_name=name, active_key=None)
+    retries = known_job(rows[0]).retries
+    with by_id(using):
+        moved = transitions.retry(page, now=now, retries=retries, by=user, by_name=name, active_key=None)
     after = {row.pk: row for row in page.defer(*BULKY)}
     retried = [row for row in after.values() if row.retried_at == now and row.retried_by == user]
     # A worker may have finished some already, and their job keeps no finished rows.

@@ -127,7 +127,8 @@ def _claim_in_two_steps(
         if not claimed:
             return []
         those, ids = rows.among([row.pk for row in claimed], connection)
-        cursor.execute(f"UPDATE {rows.TABLE} SET {_CLAIM} WHERE id {those} AND status = 'pending'", [*changed, *ids])
+        table = rows.by_index("PRIMARY", connection)
+        cursor.execute(f"UPDATE {table} SET {_CLAIM} WHERE id {those} AND status = 'pending'", [*changed, *ids])
     for row in claimed:
         row.run_no, row.attempt = row.run_no + 1, row.attempt + 1
     return claimed

@@ -102,11 +102,12 @@ def _write(endings: list[Ending], now: datetime, connection: Any, wait: bool) ->
             moment,
         )
         alike.setdefault((values, ending.run_no), []).append(ending.execution_id)
+    table = rows.by_index("PRIMARY", connection)
     # By statement, which differs with the number of ids except on PostgreSQL.
     batches: dict[str, list[list[Any]]] = {}
     for (values, run_no), ids in alike.items():
         mine, fence = _mine(ids, run_no, connection, wait)
-        batches.setdefault(f"UPDATE {rows.TABLE} SET {_ENDED[first.status]} WHERE {mine}", []).append([*values, *fence])
+        batches.setdefault(f"UPDATE {table} SET {_ENDED[first.status]} WHERE {mine}", []).append([*values, *fence])
     written = 0
     with connection.cursor() as cursor:
         for statement, parameters in batches.items():
@@ -123,8 +124,9 @@ def _delete(endings: list[Ending], connection: Any, wait: bool) -> int:
     ids = [ending.execution_id for ending in endings]
     unmarked = " AND cancel_requested_at IS NULL" if first.status is Status.ERROR else ""
     mine, fence = _mine(ids, first.run_no, connection, wait, unmarked)
-    with connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM {rows.TABLE} WHERE {mine}", fence)
+    table = connection.ops.quote_name(rows.TABLE)
+    with rows.by_id(connection.alias), connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {table} WHERE {mine}", fence)
         return int(cursor.rowcount)
 
 

@@ -13,6 +13,7 @@ from django_jobs.contention import passes_over_locks, retried
 from django_jobs.fields import UTCDateTimeField
 from django_jobs.models import JobExecution
 from django_jobs.querysets import ExecutionQuerySet
+from django_jobs.rows import by_id
 from django_jobs.states import FINAL, Status
 from django_jobs.transitions.endings import with_entry
 
@@ -69,4 +70,5 @@ def _leave_one(
     with transaction.atomic(using=using):
         # Without waiting: the holder of one row, perhaps frozen, must not keep all others from being rescued.
         one = JobExecution.objects.using(using).filter(pk=pk).select_for_update(skip_locked=True)
-        return lost.update(**values) if one.values_list("pk", flat=True) else 0
+        with by_id(using):
+            return lost.update(**values) if one.values_list("pk", flat=True) else 0

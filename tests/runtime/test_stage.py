@@ -15,8 +15,10 @@ from django_jobs.models import JobExecution, JobState, Worker
 from django_jobs.pauses import Paused
 from django_jobs.querysets import key_digest
 from django_jobs.runtime import portions, stage
+from django_jobs.runtime.moves import Moves
 from django_jobs.runtime.stage import Stage
 from django_jobs.states import Parked, Status
+from tests.cases.copies import analyze
 from tests.factories import JobExecutionFactory, JobStateFactory, QueueStateFactory, WorkerFactory
 from tests.runtime.support import held, hinted, rests, statuses
 from tests.threads import in_thread, race
@@ -427,3 +429,18 @@ def test_a_row_that_another_transaction_holds_keeps_no_other_waiting(now: dateti
         assert statuses() == {kept.pk: Status.SCHEDULED, free.pk: Status.PENDING}
     process.tick(now + timedelta(seconds=1))
     assert statuses() == {kept.pk: Status.PENDING, free.pk: Status.PENDING}
+
+
+@pytest.mark.postgres
+@pytest.mark.mysql
+@pytest.mark.django_db(transaction=True)
+def test_what_is_set_aside_waits_for_no_other_row_that_a_transaction_holds(now: datetime) -> None:
+    """MariaDB, once it knows how small the table is, would read all pending rows to change some."""
+    pending = JobExecutionFactory.build_batch(100, now=now)
+    finished = JobExecutionFactory.build_batch(600, now=now, ok=True, worker=WorkerFactory())
+    JobExecution.objects.bulk_create([*pending, *finished])
+    analyze()
+    kept, *others = pending
+    with held(kept):
+        in_thread(lambda: Moves(using="default").park([row.pk for row in others], "paused", now))
+    assert JobExecution.objects.parked().count() == len(others)
