@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 TABLE = JobExecution._meta.db_table
-# How the statements of by_id() begin on MariaDB and MySQL, and how they have to begin to go by the primary key.
-_BY_ID = {
-    f"UPDATE `{TABLE}` SET": f"UPDATE `{TABLE}` FORCE INDEX (PRIMARY) SET",
-    f"DELETE FROM `{TABLE}` WHERE": f"DELETE `{TABLE}` FROM `{TABLE}` FORCE INDEX (PRIMARY) WHERE",  # noqa: S608 - our name
-}
 # The names under which an instance keeps the values of a row, and the converters by position.
 Plan = tuple[list[str], list[tuple[int, list[Callable[..., Any]]]]]
 
@@ -181,10 +176,13 @@ def by_id(using: str) -> Iterator[None]:
 
 
 def _by_id(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    for plain, by_id in _BY_ID.items():
-        if sql.startswith(plain):
-            sql = by_id + sql.removeprefix(plain)
-            break
+    table = f"`{TABLE}`"
+    verb, _, rest = sql.partition(f" {table} ")
+    if verb == "UPDATE":
+        sql = f"{verb} {table} FORCE INDEX (PRIMARY) {rest}"
+    elif verb == "DELETE FROM":
+        # Only where the table stands twice may an index be named.
+        sql = f"DELETE {table} FROM {table} FORCE INDEX (PRIMARY) {rest}"
     return execute(sql, params, many, context)
 
 
